@@ -1,0 +1,84 @@
+"""One committed checkpoint, opened: everything that is known of it without reading an array."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+from etils import epath
+
+from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
+from flaxckpt.metadata import checkpoint as checkpoint_metadata
+from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.tree import SavedTree, decode_tree
+from flaxckpt.storage import filesystem, layout
+
+
+@dataclasses.dataclass(frozen=True)
+class Checkpoint:
+    """One committed checkpoint.
+
+    Attributes:
+      path: its directory.
+      described: its times, metrics and metadata.
+      tree: the structure of its tree and a record of every leaf.
+    """
+
+    path: Path
+    described: CheckpointMetadata
+    tree: SavedTree
+
+    @property
+    def item(self) -> Path:
+        """The directory of the tree."""
+        return self.path / layout.ITEM
+
+
+def open_checkpoint(path: epath.PathLike) -> Checkpoint:
+    """Opens the checkpoint at `path`.
+
+    Raises:
+      CheckpointNotFoundError: when there is none, or `path` is a level too high or too deep.
+      CorruptCheckpointError: when its metadata are damaged.
+      UnsupportedFormatError: when a newer flaxckpt wrote it.
+    """
+    directory = filesystem.local_path(path)
+    try:
+        described = checkpoint_metadata.read(directory)
+    except CheckpointNotFoundError as error:
+        raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
+    file = directory / layout.ITEM / layout.TREE_METADATA
+    try:
+        data = sealed_json.unseal(file.read_bytes(), str(file))
+    except FileNotFoundError:
+        raise CorruptCheckpointError(
+            f"the checkpoint at {directory} is incomplete: {layout.ITEM}/{layout.TREE_METADATA} "
+            "is missing. Restore another step."
+        ) from None
+    tree = decode_tree(data.get("flaxckpt"), str(file))
+    if tree.attempt != described.attempt:
+        raise CorruptCheckpointError(
+            f"the files at {directory} are of two different saves ({described.attempt} and "
+            f"{tree.attempt}). Restore another step."
+        )
+    return Checkpoint(directory, described, tree)
+
+
+def _advice(directory: Path) -> str:
+    """What the user of a path without a checkpoint most likely meant."""
+    if not directory.exists():
+        return ": there is no such directory. Check the path."
+    if not directory.is_dir():
+        return ": it is a file. Give the directory that was saved to."
+    if directory.name == layout.ITEM and (directory.parent / layout.CHECKPOINT_METADATA).exists():
+        return f": it lies within a checkpoint. Use {directory.parent}."
+    steps = sorted(s for p in directory.iterdir() if (s := layout.parse_step(p.name)) is not None)
+    if steps:
+        return (
+            f": it is a run with the steps {steps[0]} to {steps[-1]}. Use {directory}/{steps[-1]} "
+            f"for the newest, or flaxckpt.CheckpointManager({str(directory)!r})."
+        )
+    if (directory / layout.ITEM).exists():
+        return ": it is half of one, whose save never ended. Restore another step."
+    return ". Check the path."

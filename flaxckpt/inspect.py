@@ -1,0 +1,82 @@
+"""What is in a checkpoint, without reading an array."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from etils import epath
+
+from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.leaves.record import LeafRecord
+from flaxckpt.tree.rebuild import build
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafInfo:
+    """One leaf of a checkpoint.
+
+    Attributes:
+      name: its key path.
+      kind: what it was: `jax`, `numpy`, `int`, `str`, `prng_key`, ...
+      dtype: the dtype of its array; empty when it has none.
+      shape: the shape of its array.
+      nbytes: the size of its array, in bytes.
+      chunks: the shape of a chunk on disk.
+      weak_type: jax's weak type.
+      impl: the implementation of a PRNG key.
+      mesh: the axes of the mesh that it was saved on, with their sizes; `None` off a mesh.
+      spec: the entries of its PartitionSpec on that mesh.
+    """
+
+    name: str
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    nbytes: int = 0
+    chunks: tuple[int, ...] = ()
+    weak_type: bool = False
+    impl: str = ""
+    mesh: dict[str, int] | None = None
+    spec: tuple[Any, ...] = ()
+
+
+def inspect(path: epath.PathLike) -> Any:
+    """The tree of the checkpoint at `path`, with a `LeafInfo` for each leaf.
+
+    Raises:
+      CheckpointNotFoundError: when there is no checkpoint at `path`.
+      CorruptCheckpointError: when its metadata are damaged.
+
+    Example:
+      >>> import numpy as np
+      >>> flaxckpt.save(tmp_path / "exported", {"kernel": np.ones((2, 3))})
+      >>> flaxckpt.inspect(tmp_path / "exported")["kernel"].shape
+      (2, 3)
+    """
+    tree = open_checkpoint(path).tree
+    return build(tree.nodes, [_info(record) for record in tree.records])
+
+
+def _info(record: LeafRecord) -> LeafInfo:
+    """A record as people want to see it."""
+    spec, array = record.spec, record.array
+    if array is None:
+        return LeafInfo(record.name, spec.kind, impl=spec.impl)
+    mesh, partition = None, ()
+    if array.sharding is not None:
+        axes = array.sharding["mesh"]
+        mesh = dict(zip(axes["axis_names"], axes["shape"], strict=True))
+        partition = tuple(tuple(p) if isinstance(p, list) else p for p in array.sharding["spec"])
+    return LeafInfo(
+        record.name,
+        spec.kind,
+        array.dtype,
+        array.shape,
+        array.nbytes,
+        array.chunks,
+        spec.weak_type,
+        spec.impl,
+        mesh,
+        partition,
+    )

@@ -1,0 +1,1 @@
+"""What a leaf is on disk, and how it comes back."""

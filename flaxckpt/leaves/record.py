@@ -1,0 +1,86 @@
+"""What is known of a leaf without its value: the spec of a leaf, and the record of a saved one."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any
+
+from flaxckpt.leaves.dtypes import parse_dtype
+
+# Kinds that are one number or an array of numbers, and may become one another on restore.
+SCALAR_KINDS = frozenset({"bool", "int", "float", "complex"})
+ARRAY_KINDS = frozenset({"jax", "numpy", "numpy_scalar"})
+# Kinds that live on devices.
+DEVICE_KINDS = frozenset({"jax", "prng_key"})
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafSpec:
+    """The type of a leaf, of a checkpoint or of a target.
+
+    Attributes:
+      kind: the name of its handler: `jax`, `numpy`, `numpy_scalar`, `bool`, `int`, `float`,
+        `complex`, `str`, `bytes`, `strings`, `prng_key`, `generator`, or one of the user's.
+      dtype: the name of the dtype of an array or numpy scalar.
+      shape: the shape of an array; of a key array without the axis of the key's words.
+      weak_type: jax's weak type.
+      impl: the implementation of a PRNG key, or the bit generator of a `Generator`.
+    """
+
+    kind: str
+    dtype: str = ""
+    shape: tuple[int, ...] = ()
+    weak_type: bool = False
+    impl: str = ""
+
+    def __str__(self) -> str:
+        """As errors show it: `float32[512,10]`, `key<rbg>[3]`, `int`."""
+        dims = f"[{','.join(map(str, self.shape))}]"
+        if self.kind in ARRAY_KINDS:
+            scalar = " scalar" if self.kind == "numpy_scalar" else dims
+            return self.dtype + scalar
+        if self.kind == "prng_key":
+            return f"key<{self.impl}>{dims}"
+        return f"{self.kind}<{self.impl}>" if self.impl else self.kind
+
+
+@dataclasses.dataclass(frozen=True)
+class StoredArray:
+    """An array of a checkpoint: what its leaf's handler gave to the storage.
+
+    Attributes:
+      store: its name in the key-value store.
+      dtype: the name of its dtype, as in `leaves.dtypes`.
+      shape: its shape, without the axis that a dtype stored as bytes adds.
+      chunks: the shape of a chunk, in the same axes.
+      sharding: how it was sharded when it was saved; JSON, for people. Never needed to read it.
+    """
+
+    store: str
+    dtype: str
+    shape: tuple[int, ...]
+    chunks: tuple[int, ...]
+    sharding: Any = None
+
+    @property
+    def nbytes(self) -> int:
+        """Its size in bytes, uncompressed."""
+        return math.prod(self.shape) * parse_dtype(self.dtype).itemsize
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafRecord:
+    """One leaf of a checkpoint.
+
+    Attributes:
+      name: its key path.
+      spec: its type.
+      array: where its array lies, when it has one.
+      value: otherwise its value as JSON.
+    """
+
+    name: str
+    spec: LeafSpec
+    array: StoredArray | None = None
+    value: Any = None

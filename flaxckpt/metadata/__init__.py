@@ -1,0 +1,1 @@
+"""The JSON files of a checkpoint: ours, and the ones that Orbax reads."""

@@ -1,0 +1,172 @@
+"""The `flaxckpt` object of `_METADATA`: the structure of the tree and a record of every leaf."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any, get_args
+
+from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
+from flaxckpt.storage.layout import FORMAT_VERSION
+from flaxckpt.tree.containers import MAPPING_KINDS, SEQUENCE_KINDS, Node, NodeKind
+from flaxckpt.tree.keypaths import Key, Kind, decode_key, encode_key
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedTree:
+    """A checkpointed tree without its arrays.
+
+    Attributes:
+      nodes: its nodes in preorder, `None` for a leaf.
+      records: its leaves, in the same order.
+      attempt: the id of the save that wrote it.
+    """
+
+    nodes: tuple[Node | None, ...]
+    records: tuple[LeafRecord, ...]
+    attempt: str
+
+
+def encode_tree(tree: SavedTree) -> dict[str, Any]:
+    """`tree` as JSON."""
+    meshes: list[Any] = []
+    leaves = [_encode_record(record, meshes) for record in tree.records]
+    return {
+        "format": FORMAT_VERSION,
+        "attempt": tree.attempt,
+        "structure": [None if node is None else _encode_node(node) for node in tree.nodes],
+        "leaves": leaves,
+        "meshes": meshes,
+    }
+
+
+def decode_tree(data: Any, path: str) -> SavedTree:
+    """The tree that `encode_tree` wrote.
+
+    Raises:
+      UnsupportedFormatError: when a newer flaxckpt wrote it.
+      CorruptCheckpointError: when it is not such a tree; `path` is named.
+    """
+    check_format(data, path)
+    try:
+        meshes = data["meshes"]
+        return SavedTree(
+            tuple(None if node is None else _decode_node(node) for node in data["structure"]),
+            tuple(_decode_record(leaf, meshes) for leaf in data["leaves"]),
+            str(data["attempt"]),
+        )
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+        raise CorruptCheckpointError(
+            f"{path} does not describe a tree: {type(error).__name__}: {error}. "
+            "Restore another step."
+        ) from None
+
+
+def check_format(data: Any, path: str) -> None:
+    """Refuses the JSON of a format that this version does not know.
+
+    Raises:
+      UnsupportedFormatError: when it is newer.
+      CorruptCheckpointError: when it has no version; `path` is named.
+    """
+    version = data.get("format") if isinstance(data, dict) else None
+    if type(version) is not int or version < 1:
+        raise CorruptCheckpointError(f"{path} names no format version. Restore another step.")
+    if version > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"{path} is of format {version}; this flaxckpt reads formats up to {FORMAT_VERSION}. "
+            "Update flaxckpt."
+        )
+
+
+def _encode_node(node: Node) -> dict[str, Any]:
+    """A node as JSON; what is empty is left out."""
+    data: dict[str, Any] = {"kind": node.kind}
+    if node.kind in SEQUENCE_KINDS:
+        data["size"] = len(node.keys)
+    elif _key_kind(node.kind):
+        data["keys"] = [encode_key(key.value) for key in node.keys]
+    else:
+        data["keys"] = [[key.kind, encode_key(key.value)] for key in node.keys]
+    optional = {"class": node.class_name, "static": list(node.static), "extra": node.extra}
+    return data | {key: value for key, value in optional.items() if value}
+
+
+def _key_kind(kind: NodeKind) -> Kind | None:
+    """The kind that all keys of a node have, where its own kind says so."""
+    if kind in MAPPING_KINDS:
+        return "dict"
+    return "attr" if kind in ("namedtuple", "dataclass") else None
+
+
+def _decode_node(data: Any) -> Node:
+    """The node that `_encode_node` wrote."""
+    kind: NodeKind = _one_of(data["kind"], get_args(NodeKind))
+    if kind in SEQUENCE_KINDS:
+        keys = tuple(Key("seq", i) for i in range(data["size"]))
+    elif key_kind := _key_kind(kind):
+        keys = tuple(Key(key_kind, decode_key(key)) for key in data["keys"])
+    else:
+        keys = tuple(Key(_one_of(k, get_args(Kind)), decode_key(v)) for k, v in data["keys"])
+    static = tuple(map(str, data.get("static", ())))
+    return Node(kind, keys, str(data.get("class", "")), static, data.get("extra"))
+
+
+def _encode_record(record: LeafRecord, meshes: list[Any]) -> dict[str, Any]:
+    """A record as JSON; its mesh is put into `meshes`, once."""
+    spec, array = record.spec, record.array
+    data: dict[str, Any] = {"name": record.name, "kind": spec.kind}
+    if spec.impl:
+        data["impl"] = spec.impl
+    if spec.weak_type:
+        data["weak_type"] = True
+    if array is None:
+        return data | {"value": record.value}
+    data |= {"store": array.store, "dtype": array.dtype, "shape": array.shape}
+    data["chunks"] = array.chunks
+    if array.sharding is not None:
+        mesh, partition = array.sharding["mesh"], array.sharding["spec"]
+        if mesh not in meshes:
+            meshes.append(mesh)
+        data |= {"mesh": meshes.index(mesh), "spec": partition}
+    return data
+
+
+def _decode_record(data: Any, meshes: list[Any]) -> LeafRecord:
+    """The record that `_encode_record` wrote."""
+    name, kind, impl = data["name"], str(data["kind"]), str(data.get("impl", ""))
+    if not isinstance(name, str):
+        raise ValueError(f"not a name: {name!r}")
+    if "store" not in data:
+        return LeafRecord(name, LeafSpec(kind, impl=impl), value=data["value"])
+    shape, chunks = _shape(data["shape"]), _shape(data["chunks"])
+    if len(shape) != len(chunks) or 0 in chunks:
+        raise ValueError(f"the chunks {chunks} do not fit the shape {shape} of {name}")
+    parse_dtype(data["dtype"])
+    sharding = {"mesh": meshes[data["mesh"]], "spec": data["spec"]} if "mesh" in data else None
+    array = StoredArray(str(data["store"]), data["dtype"], shape, chunks, sharding)
+    return LeafRecord(name, spec_of(kind, array, data.get("weak_type") is True, impl), array)
+
+
+def spec_of(kind: str, array: StoredArray, weak_type: bool, impl: str) -> LeafSpec:
+    """The spec of a leaf of `kind` whose data are `array`."""
+    if kind == "prng_key":
+        return LeafSpec(kind, shape=array.shape[:-1], impl=impl)
+    if kind in ("jax", "numpy", "numpy_scalar"):
+        return LeafSpec(kind, array.dtype, array.shape, weak_type)
+    return LeafSpec(kind, impl=impl)
+
+
+def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
+    """`value`, when it is one of `allowed`."""
+    if value not in allowed:
+        raise ValueError(f"{value!r} is none of {allowed}")
+    return value
+
+
+def _shape(data: Any) -> tuple[int, ...]:
+    """A shape of non-negative integers."""
+    if not all(type(n) is int and n >= 0 for n in data):
+        raise ValueError(f"not a shape: {data!r}")
+    return tuple(data)

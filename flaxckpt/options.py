@@ -1,0 +1,42 @@
+"""The settings of a save or a restore, in one place."""
+
+from __future__ import annotations
+
+import dataclasses
+
+MIB = 1 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class Options:
+    """How checkpoints are written and read.
+
+    Attributes:
+      chunk_bytes: largest chunk of an array on disk, in bytes. A chunk is the unit of reading and
+        of checking; an array (or a device's shard of it) up to this size is one chunk.
+      buffer_bytes: how many bytes of encoded chunks a save or a restore has in flight at a time,
+        beside the state itself. One chunk more than this may be held.
+      fsync: whether a save waits until the disk has it. `False` is for scratch disks: a crash of
+        the machine may then lose steps that were reported as saved; a crash of the process won't.
+      timeout_secs: how long `wait`, `close` and a save that waits for the one before it wait for
+        a save in the background, in seconds, before they raise.
+
+    Raises:
+      ValueError: when a size or the timeout is not positive.
+
+    Example:
+      >>> import flaxckpt
+      >>> flaxckpt.Options(fsync=False).chunk_bytes
+      67108864
+    """
+
+    chunk_bytes: int = 64 * MIB
+    buffer_bytes: int = 256 * MIB
+    fsync: bool = True
+    timeout_secs: float = 3600.0
+
+    def __post_init__(self) -> None:
+        """Refuses sizes and timeouts that are not positive."""
+        for field in ("chunk_bytes", "buffer_bytes", "timeout_secs"):
+            if not getattr(self, field) > 0:
+                raise ValueError(f"Options.{field} must be positive, got {getattr(self, field)!r}")

@@ -1,0 +1,132 @@
+"""Saving one checkpoint."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import orjson
+from etils import epath
+
+from flaxckpt.errors import CheckpointNotFoundError, DirectoryError, StepExistsError
+from flaxckpt.metadata import checkpoint as checkpoint_metadata
+from flaxckpt.metadata import orbax, sealed_json
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.tree import SavedTree, encode_tree
+from flaxckpt.options import Options
+from flaxckpt.snapshot import Snapshot, take
+from flaxckpt.storage import filesystem, layout, tensorstore_io
+from flaxckpt.storage.commit import commit, remove_abandoned
+
+
+def save(
+    path: epath.PathLike,
+    tree: Any,
+    *,
+    overwrite: bool = False,
+    metadata: Mapping[str, Any] | None = None,
+    options: Options = Options(),
+) -> None:
+    """Saves `tree` as one checkpoint at `path`, and returns when it is committed.
+
+    Args:
+      path: a directory that does not exist yet, or is empty. Relative paths and `~` work.
+      tree: any pytree: a TrainState, an nnx module, a dict of arrays, numbers and strings, ...
+      overwrite: whether to replace a checkpoint that is there. It lives until the new one is
+        committed.
+      metadata: anything JSON can hold, for people and tools.
+      options: how to write.
+
+    Raises:
+      StepExistsError: when there is a checkpoint at `path` and `overwrite` is not set.
+      UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
+      DirectoryError: when `path` is a file, holds something else, or may not be written.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> flaxckpt.save(tmp_path / "exported", {"kernel": jnp.ones((2, 3)), "step": 7})
+    """
+    final = filesystem.local_path(path)
+    started = time.time_ns()
+    user_metadata = checkpoint_metadata.check_metadata(metadata or {})
+    check_vacant(final, overwrite=overwrite)
+    snapshot = take(tree, options.chunk_bytes)
+    filesystem.make_directory(final.parent, fsync=options.fsync)
+    filesystem.check_writable(final.parent)
+    remove_abandoned(final.parent, final.name)
+    described = CheckpointMetadata(layout.new_attempt(), started, 0, {}, user_metadata)
+    write(snapshot, final, described, overwrite=overwrite, options=options)
+
+
+def check_vacant(final: Path, *, overwrite: bool) -> None:
+    """Refuses to save over something.
+
+    Raises:
+      StepExistsError: when it is a checkpoint and `overwrite` is not set.
+      DirectoryError: when it is anything else that flaxckpt did not write.
+    """
+    try:
+        if not final.exists() or (final.is_dir() and not any(final.iterdir())):
+            return
+        checkpoint_metadata.read(final)
+    except (CheckpointNotFoundError, OSError) as error:
+        raise DirectoryError(
+            f"{final} exists and is no checkpoint of flaxckpt, so it is not touched. Save "
+            "somewhere else, or remove it yourself."
+        ) from error
+    if not overwrite:
+        raise StepExistsError(
+            f"there is a checkpoint at {final} already. Pass overwrite=True to replace it."
+        )
+
+
+def write(
+    snapshot: Snapshot,
+    final: Path,
+    described: CheckpointMetadata,
+    *,
+    overwrite: bool,
+    options: Options,
+) -> None:
+    """Writes `snapshot` to `final` and commits it. Needs nothing of the caller's state."""
+    fsync = options.fsync
+    with commit(final, described.attempt, overwrite=overwrite, fsync=fsync) as directory:
+        item = directory / layout.ITEM
+        item.mkdir()
+        store = tensorstore_io.open_store(item, create=True, fsync=fsync)
+        tensorstore_io.write_all(store, snapshot.chunks(), options.buffer_bytes)
+        for name, data in _files(snapshot, described.attempt).items():
+            (item / name).parent.mkdir(exist_ok=True)
+            filesystem.write_file(item / name, data, fsync=fsync)
+        described = CheckpointMetadata(
+            described.attempt,
+            described.started_ns,
+            time.time_ns(),
+            described.metrics,
+            described.metadata,
+        )
+        filesystem.write_file(
+            directory / layout.CHECKPOINT_METADATA,
+            checkpoint_metadata.encode(described),
+            fsync=fsync,
+        )
+
+
+def _files(snapshot: Snapshot, attempt: str) -> dict[str, bytes]:
+    """The JSON files of the item directory."""
+    flat, records = snapshot.flat, snapshot.records
+    strings = orbax.strings_file(flat.paths, records)
+    tree = encode_tree(SavedTree(flat.nodes, records, attempt))
+    members = orbax.tree_metadata(flat.paths, records, flat.empties, strings)
+    files = {layout.TREE_METADATA: sealed_json.seal(members | {"flaxckpt": tree})}
+    shardings = {a.stored.store: a.sharding for a in snapshot.arrays if a.sharding is not None}
+    if shardings:
+        files[layout.SHARDING] = orjson.dumps(orbax.sharding_file(shardings))
+    if any(record.spec.kind == "prng_key" for record in records):
+        name = f"{layout.ARRAY_METADATAS}/process_0"
+        files[name] = orjson.dumps(orbax.array_metadatas_file(records))
+    if strings:
+        files[layout.STRINGS] = orjson.dumps(strings)
+    return files

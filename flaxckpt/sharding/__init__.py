@@ -1,0 +1,1 @@
+"""Meshes, PartitionSpecs and chunks: who holds which part of an array."""

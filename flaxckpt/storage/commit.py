@@ -1,0 +1,157 @@
+"""How a checkpoint becomes visible: all of it, or none.
+
+A checkpoint is written under a temporary name that no reader lists, and takes its own name by one
+rename. Window by window, for a crash of the process or of the machine:
+
+1. While files are written. There is only a temporary directory. Its writer held a lock that the
+   kernel released with the process, so the next writer of the run knows it for rubbish and
+   removes it. What was committed before is untouched.
+2. After the files are written, before the rename. Every file was fsynced as it was written, then
+   every directory, bottom up; so whatever the rename makes visible is on disk. (Renaming first
+   is the classic mistake: file systems may persist the new name before the bytes, and a power
+   cut then leaves a checkpoint of empty files.)
+3. The rename. It is atomic, and it fails if the name is taken by a directory that is not empty:
+   of two writers of one step one wins, whole, and the other gets `StepExistsError`.
+4. Between the rename and the fsync of the parent directory. A crash of the process loses nothing.
+   A power cut may undo the rename, but then `save` had not returned.
+5. Replacing (`overwrite=True`). The new directory and the old one exchange their names in one
+   system call, so that at every moment one of them, whole, has the name; then the old one, now
+   under the temporary name, is removed. Where the kernel has no such call, the old one steps
+   aside first and comes back if the new one cannot take its place: only there, a crash between
+   the two renames leaves the old checkpoint under its temporary name.
+6. Deleting. A step first loses its name by a rename, then its files: a half-deleted step is never
+   listed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+from flaxckpt.errors import StepExistsError
+from flaxckpt.storage import filesystem, layout
+
+# After this, a temporary directory of another machine, whose locks cannot be seen, is rubbish.
+ABANDONED_SECS = 24 * 3600.0
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+@contextlib.contextmanager
+def commit(final: Path, attempt: str, *, overwrite: bool, fsync: bool) -> Iterator[Path]:
+    """A directory to write a checkpoint into; it becomes `final` when the block ends.
+
+    When the block raises, `final` is as it was and the directory is gone.
+
+    Args:
+      final: where the checkpoint shall be; its parent exists.
+      attempt: the id of this attempt.
+      overwrite: whether a checkpoint that is there may be replaced.
+      fsync: whether to wait for the disk.
+
+    Raises:
+      StepExistsError: when `final` exists and `overwrite` is not set.
+    """
+    temporary = final.with_name(layout.temporary_name(final.name, attempt))
+    with _claim(temporary):
+        try:
+            yield temporary
+            if fsync:
+                filesystem.fsync_directories(temporary)
+            _make_visible(temporary, final, overwrite=overwrite)
+            if fsync:
+                filesystem.fsync_path(final.parent)
+        finally:
+            # Here are the files of an attempt that failed, or the checkpoint that was replaced.
+            filesystem.remove_tree(temporary)
+
+
+@contextlib.contextmanager
+def _claim(temporary: Path) -> Iterator[None]:
+    """Creates `temporary` and marks it as in use."""
+    # `remove_abandoned` locks the parent, so it never sees the directory before it is marked.
+    with contextlib.ExitStack() as stack:
+        with filesystem.lock(temporary.parent, shared=True):
+            temporary.mkdir()
+            stack.enter_context(filesystem.lock(temporary, shared=True))
+        yield
+
+
+def _make_visible(temporary: Path, final: Path, *, overwrite: bool) -> None:
+    """Gives `temporary` the name `final`; what had it before gets the name `temporary`."""
+    try:
+        os.rename(temporary, final)
+    except OSError as error:
+        if error.errno not in (errno.ENOTEMPTY, errno.EEXIST):
+            raise
+        if not overwrite:
+            raise StepExistsError(
+                f"{final} was committed by another writer while this save was under way. "
+                "Nothing of it was changed."
+            ) from None
+        _exchange(temporary, final)
+
+
+def _exchange(a: Path, b: Path) -> None:
+    """Exchanges the names of two directories."""
+    renameat2 = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if renameat2 is not None:
+        arguments = (_AT_FDCWD, os.fsencode(a), _AT_FDCWD, os.fsencode(b), _RENAME_EXCHANGE)
+        if renameat2(*arguments) == 0:
+            return
+        if (code := ctypes.get_errno()) not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(code, os.strerror(code), str(a), None, str(b))
+    aside = b.with_name(layout.temporary_name(b.name, layout.new_attempt()))
+    os.rename(b, aside)
+    try:
+        os.rename(a, b)
+    except OSError:
+        os.rename(aside, b)
+        raise
+    os.rename(aside, a)
+
+
+def remove(path: Path, *, fsync: bool) -> None:
+    """Deletes the checkpoint at `path`: first its name, then its files."""
+    temporary = path.with_name(layout.temporary_name(path.name, layout.new_attempt()))
+    with filesystem.lock(path.parent, shared=True):
+        os.rename(path, temporary)
+    if fsync:
+        filesystem.fsync_path(path.parent)
+    filesystem.remove_tree(temporary)
+
+
+def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
+    """Removes the temporary directories of writers that are gone; returns what was removed.
+
+    Args:
+      directory: where they lie.
+      name: only those of the checkpoint of this name.
+    """
+    found = [
+        (path, parsed)
+        for path in directory.iterdir()
+        if (parsed := layout.parse_temporary(path.name)) and name in (None, parsed[0])
+    ]
+    if not found:
+        return []
+    with filesystem.lock(directory, shared=False):
+        removed = [path for path, (_, host) in found if _is_abandoned(path, host)]
+        for path in removed:
+            filesystem.remove_tree(path)
+    return removed
+
+
+def _is_abandoned(path: Path, host: str) -> bool:
+    """Whether the writer of a temporary directory is gone."""
+    try:
+        if host == layout.host_name():
+            return not filesystem.is_locked(path)
+        return time.time() - path.stat().st_mtime > ABANDONED_SECS
+    except FileNotFoundError:
+        return False

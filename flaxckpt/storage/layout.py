@@ -1,0 +1,55 @@
+"""The names of files and directories on disk. See docs/format.md."""
+
+from __future__ import annotations
+
+import re
+import socket
+import uuid
+
+FORMAT_VERSION = 1
+
+# In a checkpoint (a step of a run, or a path given to `save`):
+CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
+PINNED = "PINNED"
+ITEM = "state"
+
+# In the item directory:
+TREE_METADATA = "_METADATA"
+SHARDING = "_sharding"
+ARRAY_METADATAS = "array_metadatas"
+STRINGS = "_strings.json"
+MANIFEST = "manifest.ocdbt"
+
+_STEP = re.compile(r"0|[1-9][0-9]*")
+_TEMPORARY = re.compile(r"(.+)\.flaxckpt-tmp-(.+)-([0-9a-f]{12})")
+
+
+def step_name(step: int) -> str:
+    """The directory of a step within its run."""
+    return str(step)
+
+
+def parse_step(name: str) -> int | None:
+    """The step of a directory name; `None` for every other name."""
+    return int(name) if _STEP.fullmatch(name) else None
+
+
+def new_attempt() -> str:
+    """An id for one attempt to write a checkpoint."""
+    return uuid.uuid4().hex[:12]
+
+
+def host_name() -> str:
+    """The name of this machine, as part of a file name."""
+    return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "localhost"
+
+
+def temporary_name(name: str, attempt: str) -> str:
+    """Where a checkpoint called `name` is written before it is committed. No reader lists it."""
+    return f"{name}.flaxckpt-tmp-{host_name()}-{attempt}"
+
+
+def parse_temporary(name: str) -> tuple[str, str] | None:
+    """The checkpoint and the host of a temporary name; `None` for every other name."""
+    found = _TEMPORARY.fullmatch(name)
+    return (found[1], found[2]) if found else None

@@ -1,0 +1,1 @@
+"""A pytree as data: key paths, names, structure, matching."""

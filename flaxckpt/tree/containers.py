@@ -1,0 +1,179 @@
+"""What a container is, as data: its kind, its class, and the keys of its children."""
+
+from __future__ import annotations
+
+import collections
+import dataclasses
+import functools
+import operator
+import sys
+from typing import Any, Literal
+
+import jax
+from flax.core import FrozenDict
+from flax.core import meta as flax_meta
+
+from flaxckpt.errors import UnsupportedKeyError
+from flaxckpt.tree.keypaths import Key, KeyPath, name_of
+
+NodeKind = Literal[
+    "none", "dict", "OrderedDict", "defaultdict", "FrozenDict", "nnx.State", "list", "tuple",
+    "namedtuple", "dataclass", "box", "object",
+]  # fmt: skip
+
+# The keys of these are dict keys; those of lists and tuples are indices, the rest attributes.
+MAPPING_KINDS = frozenset({"dict", "OrderedDict", "defaultdict", "FrozenDict", "nnx.State"})
+SEQUENCE_KINDS = frozenset({"list", "tuple"})
+
+# defaultdict factories that a reader may call.
+FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, tuple, int, float, str)}
+
+
+@dataclasses.dataclass(frozen=True)
+class Node:
+    """One container of a tree.
+
+    Attributes:
+      kind: what it is.
+      keys: the keys of its children, in the order of `jax.tree.leaves`.
+      class_name: `module.qualname` of its class; empty for builtins.
+      static: the names of a dataclass' static fields, whose values are not saved.
+      extra: JSON: the metadata of a box (axis names, tags), or the factory of a defaultdict.
+    """
+
+    kind: NodeKind
+    keys: tuple[Key, ...] = ()
+    class_name: str = ""
+    static: tuple[str, ...] = ()
+    extra: Any = None
+
+    @property
+    def is_box(self) -> bool:
+        """Whether it only wraps one value, and so is no part of the value's name."""
+        return self.kind == "box"
+
+
+def split(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
+    """The container `value` as a node and its children; `None` when `value` is a leaf.
+
+    `path` is where `value` stands, for the error of a dict that jax cannot flatten.
+    """
+    cls = type(value)
+    if cls is dict:
+        return _split_dict(_jax_order(value, path))
+    if cls is list or cls is tuple:
+        return Node(cls.__name__, _indices(len(value))), list(value)  # type: ignore[arg-type]
+    if value is None:
+        return Node("none"), []
+    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+        keys = tuple(Key("attr", field) for field in cls._fields)
+        return Node("namedtuple", keys, class_name(cls)), list(value)
+    return _split_registered(value)
+
+
+def _jax_order(value: dict[Any, Any], path: KeyPath) -> list[tuple[Any, Any]]:
+    """The items of a dict in the order in which jax flattens them: sorted by key."""
+    try:
+        return sorted(value.items(), key=operator.itemgetter(0))
+    except TypeError as error:
+        where = name_of(tuple(key.value for key in path)) or "the root"
+        raise UnsupportedKeyError(
+            f"the keys of the dict at {where} cannot be sorted, so jax cannot flatten it: {error}. "
+            "Use keys of one type, or an OrderedDict."
+        ) from None
+
+
+def _split_registered(value: Any) -> tuple[Node, list[Any]] | None:
+    """`split` for what jax's registry knows."""
+    pairs = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    if pairs is None:
+        return None
+    items = [(_key_of(key), child) for key, child in pairs[0]]
+    keys, children = tuple(k for k, _ in items), [child for _, child in items]
+    cls = type(value)
+    if cls is collections.OrderedDict or cls is FrozenDict:
+        return Node(cls.__name__, keys), children
+    if cls is collections.defaultdict:
+        return Node("defaultdict", keys, extra=_factory_name(value)), children
+    if _is_nnx(cls, "State"):
+        return Node("nnx.State", keys), children
+    if isinstance(value, flax_meta.AxisMetadata) or _is_nnx(cls, "Variable"):
+        return Node("box", keys, class_name(cls), extra=_box_metadata(value)), children
+    if dataclasses.is_dataclass(cls):
+        return Node("dataclass", keys, class_name(cls), _static_fields(cls, keys)), children
+    return Node("object", keys, class_name(cls)), children
+
+
+def _split_dict(items: list[tuple[Any, Any]]) -> tuple[Node, list[Any]]:
+    """A dict node over `items`."""
+    return Node("dict", tuple(Key("dict", k) for k, _ in items)), [child for _, child in items]
+
+
+@functools.lru_cache
+def _indices(count: int) -> tuple[Key, ...]:
+    """The keys of a sequence of `count` children."""
+    return tuple(Key("seq", i) for i in range(count))
+
+
+def _key_of(key: Any) -> Key:
+    """A key of jax as ours."""
+    match key:
+        case jax.tree_util.DictKey():
+            return Key("dict", key.key)
+        case jax.tree_util.GetAttrKey():
+            return Key("attr", key.name)
+        case jax.tree_util.SequenceKey():
+            return Key("seq", key.idx)
+        case jax.tree_util.FlattenedIndexKey():
+            return Key("seq", key.key)
+    return Key("dict", str(key))
+
+
+def class_name(cls: type) -> str:
+    """The name under which a class stands in a checkpoint."""
+    return f"{cls.__module__}.{cls.__qualname__}"
+
+
+def _is_nnx(cls: type, name: str) -> bool:
+    """Whether `cls` is nnx's class `name`, without importing nnx: it's slow, and many don't use it."""
+    nnx = sys.modules.get("flax.nnx")
+    return nnx is not None and issubclass(cls, getattr(nnx, name))
+
+
+def _static_fields(cls: Any, keys: tuple[Key, ...]) -> tuple[str, ...]:
+    """The fields of a dataclass that are not children."""
+    children = {key.value for key in keys}
+    return tuple(f.name for f in dataclasses.fields(cls) if f.name not in children)
+
+
+def _factory_name(value: collections.defaultdict[Any, Any]) -> str | None:
+    """The factory of a defaultdict, when a reader may call it."""
+    return next((n for n, t in FACTORIES.items() if t is value.default_factory), None)
+
+
+def _box_metadata(value: Any) -> dict[str, Any]:
+    """What a box says of its value, as far as JSON can hold it."""
+    if isinstance(value, flax_meta.AxisMetadata):
+        return {"names": _plain(getattr(value, "names", None))}
+    return {key: _plain(item) for key, item in value.get_metadata().items() if _is_plain(item)}
+
+
+def plain_value(data: Any) -> Any:
+    """The box metadata that `_plain` wrote as `data`."""
+    if isinstance(data, dict):
+        return tuple(plain_value(i) for i in data["tuple"])
+    return [plain_value(i) for i in data] if isinstance(data, list) else data
+
+
+def _is_plain(item: Any) -> bool:
+    """Whether JSON can hold `item` (tuples as lists)."""
+    if isinstance(item, tuple | list):
+        return all(map(_is_plain, item))
+    return item is None or isinstance(item, str | bool | int | float)
+
+
+def _plain(item: Any) -> Any:
+    """`item` with its tuples marked, so that they come back as tuples."""
+    if isinstance(item, tuple):
+        return {"tuple": [_plain(i) for i in item]}
+    return [_plain(i) for i in item] if isinstance(item, list) else item

@@ -1,0 +1,152 @@
+"""Key paths of leaves, their collision-free names, and the way back.
+
+A name is the keys of a path joined by `/`. The kind of a key (attribute, dict key, index) is not
+part of the name, so that a NamedTuple, a dataclass and the dict that nnx makes of it agree:
+`opt_state/0/mu/kernel` names a moment in all of them. Everything else about a key is kept: `%` is
+the escape character, and an integer never looks like a string.
+
+    str             itself, with % and / as %25 and %2F     kernel    a%2Fb
+    str of digits   its first character escaped             '0' -> %30
+    ''              %
+    int             decimal                                 0    -7
+    anything else   %! and its JSON                         %!{"bool":true}
+"""
+
+from __future__ import annotations
+
+import base64
+import re
+from typing import Any, Literal, NamedTuple
+from urllib.parse import unquote
+
+import orjson
+
+from flaxckpt.errors import UnsupportedKeyError
+
+Kind = Literal["attr", "dict", "seq"]
+
+
+class Key(NamedTuple):
+    """One step of a key path."""
+
+    kind: Kind
+    value: Any
+
+
+KeyPath = tuple[Key, ...]
+
+_DIGITS = re.compile(r"-?[0-9]+")
+_INT64 = range(-(1 << 63), 1 << 63)
+
+
+def name_of(values: tuple[Any, ...]) -> str:
+    """The name of the leaf at the keys `values` (without their kinds); `''` is the root.
+
+    Raises:
+      UnsupportedKeyError: when a key has no written form.
+
+    Example:
+      >>> name_of(("opt_state", 0, "a/b", "0"))
+      'opt_state/0/a%2Fb/%30'
+    """
+    return "/".join(map(component, values))
+
+
+def component(value: Any) -> str:
+    """One key as a component of a name."""
+    if isinstance(value, int) and not isinstance(value, bool):
+        return str(int(value))
+    if not isinstance(value, str):
+        return "%!" + _escape(orjson.dumps(encode_key(value)).decode())
+    if not value:
+        return "%"
+    if _DIGITS.fullmatch(value):
+        return f"%{ord(value[0]):02X}{value[1:]}"
+    return _escape(encode_key(value))
+
+
+def parse_name(name: str) -> tuple[Any, ...]:
+    """The keys that `name_of` made `name` from.
+
+    Example:
+      >>> parse_name("opt_state/0/a%2Fb/%30")
+      ('opt_state', 0, 'a/b', '0')
+    """
+    return tuple(map(_parse_component, name.split("/"))) if name else ()
+
+
+def _parse_component(text: str) -> Any:
+    """The key that `component` wrote as `text`."""
+    if text.startswith("%!"):
+        return decode_key(orjson.loads(unquote(text[2:])))
+    if text == "%":
+        return ""
+    return int(text) if _DIGITS.fullmatch(text) else unquote(text)
+
+
+def _escape(text: str) -> str:
+    """`text` without `/`, with `%` only as the start of an escape."""
+    return text.replace("%", "%25").replace("/", "%2F")
+
+
+def encode_key(value: Any) -> Any:
+    """A dict key as JSON: `str` and `int` as they are, other types as `{type: value}`.
+
+    Raises:
+      UnsupportedKeyError: for a type that has no written form here, or a string that is not
+        valid unicode.
+    """
+    match value:
+        case str():
+            return _valid_unicode(value)
+        case bool():
+            return {"bool": value}
+        case int():
+            return int(value) if value in _INT64 else {"int": str(int(value))}
+        case float():
+            return {"float": value.hex()}
+        case bytes():
+            return {"bytes": base64.b64encode(value).decode()}
+        case None:
+            return {"none": 0}
+        case tuple():
+            return {"tuple": [encode_key(v) for v in value]}
+    raise UnsupportedKeyError(
+        f"a dict key of type {type(value).__name__} cannot be saved: {value!r}. Use str, int, "
+        "bool, float, bytes, None or tuples of these as keys."
+    )
+
+
+def decode_key(data: Any) -> Any:
+    """The dict key that `encode_key` wrote as `data`.
+
+    Raises:
+      ValueError: when `data` is not what `encode_key` writes.
+    """
+    if isinstance(data, str | int) and not isinstance(data, bool):
+        return data
+    match data:
+        case {"bool": bool(v)}:
+            return v
+        case {"int": str(v)}:
+            return int(v)
+        case {"float": str(v)}:
+            return float.fromhex(v)
+        case {"bytes": str(v)}:
+            return base64.b64decode(v, validate=True)
+        case {"none": 0}:
+            return None
+        case {"tuple": list(v)}:
+            return tuple(map(decode_key, v))
+    raise ValueError(f"not a key: {data!r}")
+
+
+def _valid_unicode(text: str) -> str:
+    """`text` as an exact `str`, refused when it holds half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise UnsupportedKeyError(
+            f"the dict key {text!r} is not valid unicode and cannot be saved. Rename the key."
+        ) from None
+    return str(text)
