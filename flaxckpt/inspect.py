@@ -63,7 +63,8 @@ def _info(record: LeafRecord) -> LeafInfo:
     spec, array = record.spec, record.array
     if array is None:
         return LeafInfo(record.name, spec.kind, impl=spec.impl)
-    mesh, partition = None, ()
+    mesh: dict[str, int] | None = None
+    partition: tuple[Any, ...] = ()
     if array.sharding is not None:
         axes = array.sharding["mesh"]
         mesh = dict(zip(axes["axis_names"], axes["shape"], strict=True))

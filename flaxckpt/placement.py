@@ -70,7 +70,10 @@ def to_devices(
     if target.weak_type and not shape:
         return _put(next(iter(values.values())), target, where)
     return jax.make_array_from_callback(
-        shape, where, lambda index: values[region_of(index, shape)], dtype=parse_dtype(_dtype(target))
+        shape,
+        where,
+        lambda index: values[region_of(index or (), shape)],
+        dtype=parse_dtype(_dtype(target)),
     )
 
 

@@ -110,5 +110,3 @@ class _Plan:
                 f"the leaf {self._read.name} is damaged: the chunk {key} in {directory}: {error}. "
                 "Restore another step."
             ) from None
-
-

@@ -115,8 +115,9 @@ def restore_tree(
     else:
         stateful, graphs = nnx_objects.split(target)
         leaves = _with_target(checkpoint, flatten(stateful), dtype)
-        treedef = jax.tree.structure(stateful)
-        tree = nnx_objects.merge(treedef.unflatten(_read(checkpoint, leaves, options)), graphs)
+        values = _read(checkpoint, leaves, options)
+        tree = jax.tree.unflatten(jax.tree.structure(stateful), values)
+        tree = nnx_objects.merge(tree, graphs)
     return tree, _report(checkpoint, leaves, time.monotonic() - start)
 
 

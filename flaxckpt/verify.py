@@ -64,9 +64,7 @@ def verify(
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
     nbytes = sum(array.nbytes for _, array in arrays)
-    return VerifyReport(
-        str(checkpoint.path), len(checkpoint.tree.records), nbytes, tuple(problems)
-    )
+    return VerifyReport(str(checkpoint.path), len(checkpoint.tree.records), nbytes, tuple(problems))
 
 
 def _check(checkpoint: Checkpoint, name: str, array: StoredArray, options: Options) -> str:

@@ -52,7 +52,7 @@ class NumpyArrays:
 
     def decode(self, spec: LeafSpec, stored: np.ndarray) -> np.ndarray:
         """The array in its own byte order, writable."""
-        return np.require(stored, parse_dtype(spec.dtype), "WO").reshape(spec.shape)
+        return np.require(stored, parse_dtype(spec.dtype), ["W", "O"]).reshape(spec.shape)
 
 
 def check_concrete(leaf: Any) -> jax.Array:

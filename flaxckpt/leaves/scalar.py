@@ -57,4 +57,5 @@ class NumpyScalars:
 
     def decode(self, spec: LeafSpec, stored: np.ndarray) -> np.generic:
         """The scalar of its own type."""
-        return stored.astype(parse_dtype(spec.dtype), copy=False)[()]
+        scalar: np.generic = stored.astype(parse_dtype(spec.dtype), copy=False)[()]  # type: ignore[assignment]
+        return scalar

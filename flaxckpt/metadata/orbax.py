@@ -124,11 +124,12 @@ def strings_file(paths: Iterable[KeyPath], records: Iterable[LeafRecord]) -> dic
 def _put(strings: dict[str, Any], keys: list[str], value: str) -> None:
     """Sets the member at `keys`, unless another leaf is in the way."""
     *parents, last = keys
+    inner: Any = strings
     for key in parents:
-        strings = strings.setdefault(key, {})
-        if not isinstance(strings, dict):
+        inner = inner.setdefault(key, {})
+        if not isinstance(inner, dict):
             return
-    strings.setdefault(last, value)
+    inner.setdefault(last, value)
 
 
 def _lookup(strings: Mapping[str, Any], name: str) -> Any:
@@ -153,11 +154,11 @@ def sharding_file(shardings: Mapping[str, jax.sharding.Sharding]) -> dict[str, s
 def _sharding(sharding: jax.sharding.Sharding) -> dict[str, Any]:
     """A sharding as Orbax writes it; kinds that Orbax does not know as the first device."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
-        device = min(sharding.device_set, key=lambda d: d.id)
+        device: Any = min(sharding.device_set, key=lambda d: d.id)
         # jax before 0.10 called the first CPU TFRT_CPU_0; later Orbax knows both names.
         name = f"TFRT_CPU_{device.id}" if device.platform == "cpu" else str(device)
         return {"sharding_type": "SingleDeviceSharding", "device_str": name}
-    mesh = sharding.mesh
+    mesh: Any = sharding.mesh
     devices = [{"id": device.id} for device in mesh.devices.flat]
     return {
         "sharding_type": "NamedSharding",

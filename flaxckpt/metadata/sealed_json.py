@@ -52,7 +52,9 @@ def unseal(text: bytes, path: str) -> dict[str, Any]:
     try:
         data = orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        raise CorruptCheckpointError(f"{path} is not JSON: {error}. Restore another step.") from None
+        raise CorruptCheckpointError(
+            f"{path} is not JSON: {error}. Restore another step."
+        ) from None
     if not isinstance(data, dict):
         raise CorruptCheckpointError(f"{path} holds no JSON object. Restore another step.")
     return data

@@ -58,7 +58,7 @@ def write_all(store: ts.KvStore, items: Items, buffer_bytes: int) -> int:
         transaction = ts.Transaction(atomic=True)
         target = store.with_transaction(transaction)
         for key, value in batch:
-            target.write(key, value)
+            target.write(key, value)  # type: ignore[arg-type]  # takes any buffer
         if committing is not None:
             committing.result()
         committing = transaction.commit_async()

@@ -62,13 +62,18 @@ def split(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
     if cls is dict:
         return _split_dict(_jax_order(value, path))
     if cls is list or cls is tuple:
-        return Node(cls.__name__, _indices(len(value))), list(value)  # type: ignore[arg-type]
+        return _split_sequence("list" if cls is list else "tuple", value)
     if value is None:
         return Node("none"), []
     if isinstance(value, tuple) and hasattr(cls, "_fields"):
         keys = tuple(Key("attr", field) for field in cls._fields)
         return Node("namedtuple", keys, class_name(cls)), list(value)
     return _split_registered(value)
+
+
+def _split_sequence(kind: NodeKind, value: list[Any]) -> tuple[Node, list[Any]]:
+    """A list or tuple node."""
+    return Node(kind, _indices(len(value))), list(value)
 
 
 def _jax_order(value: dict[Any, Any], path: KeyPath) -> list[tuple[Any, Any]]:
@@ -135,7 +140,7 @@ def class_name(cls: type) -> str:
 
 
 def _is_nnx(cls: type, name: str) -> bool:
-    """Whether `cls` is nnx's class `name`, without importing nnx: it's slow, and many don't use it."""
+    """Whether `cls` is nnx's class `name`, without importing nnx for those who do not use it."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and issubclass(cls, getattr(nnx, name))
 

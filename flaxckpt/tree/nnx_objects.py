@@ -8,6 +8,7 @@ layers share would come back as two weights. So every nnx object in a tree is re
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from typing import Any
 
 import jax
@@ -55,6 +56,14 @@ def merge(tree: Any, graphs: list[Any]) -> Any:
 
 
 def is_object(value: Any) -> bool:
-    """Whether `value` is an nnx object: a graph node that is no `State`, `Variable` or `GraphDef`."""
+    """Whether `value` is an nnx graph node: a module, optimizer, `Rngs`, metric, ..."""
     nnx = sys.modules.get("flax.nnx")
     return nnx is not None and isinstance(value, nnx.Pytree)
+
+
+def update(objects: Sequence[Any], states: Sequence[Any]) -> None:
+    """Writes each of `states` into the Variables of its object, in place."""
+    from flax import nnx
+
+    for value, state in zip(objects, states, strict=True):
+        nnx.update(value, state)

@@ -1,0 +1,27 @@
+# `make test` and `make demo` need only Python 3.11 to 3.13, and a package index for pip.
+PYTHON ?= python3
+VENV ?= .venv
+BIN = $(VENV)/bin
+
+.PHONY: test demo bench clean
+
+test: $(VENV)/ready
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/python -m pytest -n 2
+
+demo: $(VENV)/ready
+	$(BIN)/python examples/demo.py
+
+bench: $(VENV)/ready
+	$(BIN)/python -m benchmarks.small
+
+$(VENV)/ready: pyproject.toml
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --upgrade pip
+	$(BIN)/pip install --quiet --editable '.[clu,test]'
+	touch $@
+
+clean:
+	rm -rf $(VENV) demo-run

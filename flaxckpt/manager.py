@@ -1,0 +1,428 @@
+"""A run of checkpoints: the one object of a train loop."""
+
+from __future__ import annotations
+
+import logging
+import operator
+import threading
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from types import TracebackType
+from typing import Any, Literal, Self
+
+from etils import epath
+from jax.sharding import Mesh
+
+from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.errors import CheckpointNotFoundError, InvalidStepError, ManagerError
+from flaxckpt.leaves.convert import DtypePolicy
+from flaxckpt.options import Options
+from flaxckpt.restore import RestoreReport, restore_tree
+from flaxckpt.retention import Keep, Mode, best_first
+from flaxckpt.run import Run
+from flaxckpt.schedule import Every, Pacer
+from flaxckpt.sharding.abstract import abstract_state, initialise
+from flaxckpt.sharding.specs import Rules, Specs
+from flaxckpt.storage import filesystem
+from flaxckpt.storage.commit import remove_abandoned
+from flaxckpt.tree import nnx_objects
+from flaxckpt.writer import Retention, Writer
+
+logger = logging.getLogger("flaxckpt")
+
+
+class CheckpointManager:
+    """Saves, keeps and restores the steps of one run.
+
+    Used as a context manager, it waits for the save in flight at the end. So does a script that
+    just ends.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> ckpt = flaxckpt.CheckpointManager(tmp_path / "run", save_every=flaxckpt.Every(steps=10))
+      >>> state = ckpt.restore_or_init(lambda: {"w": jnp.zeros(3)})
+      >>> for step in range(ckpt.next_step, 25):
+      ...     saved = ckpt(step, state)
+      >>> ckpt.close()
+      >>> ckpt.steps()
+      [0, 10, 20]
+    """
+
+    def __init__(
+        self,
+        directory: epath.PathLike,
+        *,
+        save_every: Every | None = None,
+        keep: Keep = Keep(),
+        metric: str | None = None,
+        mode: Mode = "min",
+        async_: bool = True,
+        if_busy: Literal["wait", "skip"] = "wait",
+        options: Options = Options(),
+        read_only: bool = False,
+        clock: Callable[[], float] = time.monotonic,
+    ):
+        """Opens the run in `directory`, and creates it when it is to be written.
+
+        What a writer that died left half-written is removed.
+
+        Args:
+          directory: of the run; relative paths and `~` work.
+          save_every: when the manager, called in the loop, saves; by default at every call.
+          keep: which steps are kept; by default all.
+          metric: the name of the metric that decides what is best; needed when there are several.
+          mode: whether its best value is the smallest or the largest.
+          async_: whether a save returns once the state may change, and is written in the
+            background.
+          if_busy: what the manager, called in the loop, does while the save before is in flight:
+            `wait` for it, or `skip` this one. (`save` always waits.)
+          options: how to write and read.
+          read_only: for evaluators; nothing is created, removed or saved.
+          clock: seconds, for time-based saves.
+
+        Raises:
+          DirectoryError: when the directory is a file, or may not be written.
+        """
+        if mode not in ("min", "max") or if_busy not in ("wait", "skip"):
+            raise ValueError(f"mode={mode!r} must be min or max, if_busy={if_busy!r} wait or skip")
+        self.directory = filesystem.local_path(directory)
+        self.report: RestoreReport | None = None
+        self._metric, self._mode, self._options = metric, mode, options
+        self._skip_if_busy, self._read_only, self._clock = if_busy == "skip", read_only, clock
+        self._pacer = Pacer(save_every or Every(steps=1))
+        self._run = Run(self.directory, fsync=options.fsync)
+        retention = Retention(keep, metric, mode)
+        self._writer = Writer(self._run, retention, options, async_=async_)
+        self._last_step: int | None = None
+        self._closed = False
+        if not read_only:
+            filesystem.make_directory(self.directory, fsync=options.fsync)
+            filesystem.check_writable(self.directory)
+            for path in remove_abandoned(self.directory):
+                logger.info("removed %s, left by a save that never ended", path)
+
+    # Saving
+
+    def __call__(self, step: Any, state: Any, *, metrics: Mapping[str, Any] | None = None) -> bool:
+        """Saves `state` when `save_every` says that `step` is due; returns whether it did.
+
+        A step that exists is never saved again. Steps may jump, repeat, and be a `jax.Array`.
+
+        Args:
+          step: the step that `state` belongs to.
+          state: as for `save`.
+          metrics: as for `save`.
+
+        Raises:
+          BackgroundSaveError: when the save before this one failed.
+          InvalidStepError: when the step is not an integer of at least zero.
+        """
+        step = check_step(step)
+        self.raise_failure()
+        warn_jumped_over(self._pacer, step)
+        if not self._pacer.decide(step, self._clock()):
+            return False
+        return self.save_if_new(step, state, metrics=metrics)
+
+    def save_if_new(
+        self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None
+    ) -> bool:
+        """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
+        if self._run.path(step).exists():
+            if step != self._last_step:
+                logger.warning("step %d of %s exists and is not saved again", step, self.directory)
+            return False
+        if self._skip_if_busy and self._writer.background.busy:
+            logger.warning("step %d is not saved: the save before it is still running", step)
+            return False
+        self.save(step, state, metrics=metrics)
+        return True
+
+    def save(
+        self,
+        step: Any,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        wait: bool = False,
+        overwrite: bool = False,
+    ) -> None:
+        """Saves `state` as `step` now.
+
+        When this returns, the state may be donated, deleted or changed. A save that is in flight
+        is waited for first.
+
+        Args:
+          step: an integer of at least zero; a numpy or jax integer will do.
+          state: any pytree: a TrainState, an nnx module, a tuple of them, ...
+          metrics: numbers by name, for `Keep(best=...)` and `best_step`.
+          metadata: anything JSON can hold, for people and tools.
+          wait: whether to return only when the step is committed.
+          overwrite: whether to replace the step when it exists.
+
+        Raises:
+          StepExistsError: when the step exists and `overwrite` is not set.
+          UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
+          InvalidMetricError: when a metric is no number, or the one that decides is not given.
+          BackgroundSaveError: when the save before this one failed; this one was not begun.
+        """
+        self._check_writable()
+        step = check_step(step)
+        self._writer.save(step, state, metrics or {}, metadata or {}, overwrite=overwrite)
+        self._note(step)
+        if wait:
+            self.wait()
+
+    # Restoring
+
+    def restore(
+        self,
+        target: Any = None,
+        *,
+        step: int | None = None,
+        as_numpy: bool = False,
+        dtype: DtypePolicy = "error",
+    ) -> Any:
+        """Restores the newest step, or `step`. See `flaxckpt.restore` for the arguments.
+
+        What was done is in `report` afterwards.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+          StructureMismatchError: when it does not fit the target.
+          CorruptCheckpointError: when bytes are missing or do not match their checksum.
+        """
+        self.wait()
+        step = self._existing(step)
+        checkpoint = open_checkpoint(self._run.path(step))
+        tree, self.report = restore_tree(
+            checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=self._options
+        )
+        logger.info("%s", self.report)
+        self._note(step)
+        return tree
+
+    def restore_or_init(
+        self,
+        init_fn: Callable[..., Any],
+        *args: Any,
+        mesh: Mesh | None = None,
+        rules: Rules | None = None,
+        specs: Specs | None = None,
+    ) -> Any:
+        """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
+
+        Either way every leaf lies where `abstract_state` with these arguments says.
+
+        Raises:
+          StructureMismatchError: when the step does not fit what `init_fn` makes.
+          CorruptCheckpointError: when bytes are missing or do not match their checksum.
+        """
+        abstract = abstract_state(init_fn, *args, mesh=mesh, rules=rules, specs=specs)
+        self.wait()
+        if self.latest_step is None:
+            return initialise(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
+        return self.restore(abstract)
+
+    def update(self, *objects: Any, step: int | None = None) -> int | None:
+        """Restores nnx modules, optimizers and other nnx objects in place.
+
+        Args:
+          *objects: what was saved: `update(model)` after `save(step, model)`, and
+            `update(model, optimizer)` after `save(step, (model, optimizer))`.
+          step: which step; by default the newest.
+
+        Returns:
+          The step that was restored; `None` when there was none, and nothing was changed.
+
+        Raises:
+          TypeError: when one is no nnx object.
+          StructureMismatchError: when the step does not fit them; nothing was changed.
+        """
+        for value in objects:
+            if not nnx_objects.is_object(value):
+                raise TypeError(f"update takes nnx objects, got a {type(value).__name__}")
+        self.wait()
+        if step is None and self.latest_step is None:
+            return None
+        target = objects[0] if len(objects) == 1 else objects
+        restored = self.restore(nnx_objects.split(target)[0], step=step)
+        nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
+        return self._last_step
+
+    # Steps
+
+    def steps(self) -> list[int]:
+        """The committed steps, in order."""
+        return self._run.steps()
+
+    @property
+    def latest_step(self) -> int | None:
+        """The newest committed step."""
+        return self._run.latest()
+
+    @property
+    def best_step(self) -> int | None:
+        """The committed step with the best metric; `None` when none has one."""
+        ranked = best_first(self._run.infos(self._metric), self._mode)
+        return ranked[0].step if ranked else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that this manager saved or restored last."""
+        return self._last_step
+
+    @property
+    def next_step(self) -> int:
+        """Where a loop goes on: after the step saved or restored last, else after the newest."""
+        step = self.latest_step if self._last_step is None else self._last_step
+        return 0 if step is None else step + 1
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that `step` was saved with.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+        """
+        described = self._run.described(self._existing(step))
+        return dict(described.metrics) if described else {}
+
+    def pin(self, step: int, pinned: bool = True) -> None:
+        """Keeps `step` for ever, or with `pinned=False` no longer.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+        """
+        self._check_writable()
+        self._run.pin(self._existing(step), pinned=pinned)
+
+    def delete(self, step: int) -> None:
+        """Deletes `step`.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+          StepPinnedError: when it is pinned.
+        """
+        self._check_writable()
+        self.wait()
+        self._run.delete(self._existing(step))
+
+    def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
+        """Yields each step of the run as it is committed, by whomever, oldest first.
+
+        Args:
+          timeout_secs: ends after so many seconds without a new step; by default never.
+          poll_secs: how often to look.
+        """
+        seen, since = -1, self._clock()
+        while timeout_secs is None or self._clock() - since <= timeout_secs:
+            for step in self.steps():
+                if step > seen:
+                    seen = step
+                    yield step
+                    since = self._clock()
+            threading.Event().wait(poll_secs)
+
+    def _existing(self, step: int | None) -> int:
+        """`step`, or the newest one, when it is there."""
+        found = self.latest_step if step is None else check_step(step)
+        if found is None or self._run.described(found) is None:
+            steps = self.steps()
+            there = f"It has {', '.join(map(str, steps))}." if steps else "It has none."
+            wanted = "no step" if step is None else f"no step {step}"
+            raise CheckpointNotFoundError(f"{self.directory} has {wanted}. {there}")
+        return found
+
+    def _note(self, step: int) -> None:
+        """Notes that the state of the loop is that of `step`, and is saved."""
+        self._last_step = step
+        self._pacer.saved(step, self._clock())
+
+    # The background
+
+    @property
+    def last_error(self) -> BaseException | None:
+        """What the last save that failed in the background raised."""
+        return self._writer.background.last_error
+
+    def raise_failure(self) -> None:
+        """Raises what the last save raised in the background, once; does not wait.
+
+        Raises:
+          BackgroundSaveError: from the original exception.
+        """
+        self._writer.background.raise_failure()
+
+    def wait(self) -> None:
+        """Waits until the save in flight is committed.
+
+        Raises:
+          BackgroundSaveError: when it failed.
+          TimeoutError: when it takes longer than `Options.timeout_secs`.
+        """
+        self._writer.wait()
+
+    def close(self) -> None:
+        """Waits, and refuses further saves.
+
+        Raises:
+          BackgroundSaveError: when the save in flight failed.
+        """
+        self._closed = True
+        self.wait()
+
+    def __enter__(self) -> Self:
+        """The manager."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Closes; when the block raised, that error is the one to be seen, a save's is logged."""
+        if error is None:
+            self.close()
+            return
+        self._closed = True
+        self._writer.background.join(self._options.timeout_secs)
+
+    def _check_writable(self) -> None:
+        """Refuses to write where that was excluded.
+
+        Raises:
+          ManagerError: when the manager is closed or read-only.
+        """
+        if self._closed or self._read_only:
+            state = "closed" if self._closed else "read-only"
+            raise ManagerError(f"the manager of {self.directory} is {state}. Open another one.")
+
+
+def check_step(step: Any) -> int:
+    """`step` as an int: Python, numpy and jax integers are accepted.
+
+    Raises:
+      InvalidStepError: for anything else, and for negative numbers.
+    """
+    try:
+        if isinstance(step, bool):
+            raise TypeError
+        number = operator.index(step)
+    except TypeError:
+        raise InvalidStepError(f"a step must be an integer, got {step!r}") from None
+    if number < 0:
+        raise InvalidStepError(f"a step must not be negative, got {number}")
+    return number
+
+
+def warn_jumped_over(pacer: Pacer, step: int) -> None:
+    """Warns when the loop never came by a step at which a save was asked for."""
+    if pacer.last is not None and (missed := pacer.every.jumped_over(step, last=pacer.last)):
+        warnings.warn(
+            f"the loop went from step {pacer.last} to {step} and never came by "
+            f"{', '.join(map(str, missed))}, where a save was asked for; saving {step} instead",
+            stacklevel=3,
+        )

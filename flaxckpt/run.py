@@ -1,0 +1,120 @@
+"""The directory of a run: which steps are committed, what is known of them, and their deletion."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from pathlib import Path
+
+from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError
+from flaxckpt.metadata import checkpoint as checkpoint_metadata
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.retention import StepInfo
+from flaxckpt.storage import filesystem, layout
+from flaxckpt.storage.commit import remove
+
+
+class Run:
+    """The steps in a run directory.
+
+    A step is a directory with a number for a name and our `_CHECKPOINT_METADATA` in it; it is
+    committed when it has that name. Everything else in the directory is not looked at.
+    """
+
+    def __init__(self, directory: Path, *, fsync: bool):
+        """The run in `directory`, which need not exist."""
+        self.directory = directory
+        self._fsync = fsync
+        # What was committed does not change, so it is read once.
+        self._known: dict[int, CheckpointMetadata] = {}
+
+    def path(self, step: int) -> Path:
+        """Where `step` is, or would be."""
+        return self.directory / layout.step_name(step)
+
+    def steps(self) -> list[int]:
+        """The committed steps that flaxckpt wrote, in order."""
+        return [step for step in self._listed() if self.described(step) is not None]
+
+    def latest(self) -> int | None:
+        """The newest committed step."""
+        newest_first = reversed(self._listed())
+        return next((step for step in newest_first if self.described(step) is not None), None)
+
+    def _listed(self) -> list[int]:
+        """The directories whose name is a step, in order."""
+        try:
+            names = [path.name for path in self.directory.iterdir()]
+        except FileNotFoundError:
+            names = []
+        found = {step for name in names if (step := layout.parse_step(name)) is not None}
+        for deleted in self._known.keys() - found:
+            self._known.pop(deleted, None)
+        return sorted(found)
+
+    def described(self, step: int) -> CheckpointMetadata | None:
+        """What is known of `step`; `None` when it is not there, or flaxckpt did not write it.
+
+        A step of ours whose metadata are damaged is there: it must be neither overlooked nor
+        deleted.
+        """
+        if step not in self._known:
+            try:
+                self._known[step] = checkpoint_metadata.read(self.path(step))
+            except CheckpointNotFoundError:
+                return None
+            except FlaxckptError:
+                return CheckpointMetadata("", 0, 0, {}, {})
+        return self._known[step]
+
+    def forget(self, step: int) -> None:
+        """Reads `step` anew when it is asked for next."""
+        self._known.pop(step, None)
+
+    def infos(self, metric: str | None) -> list[StepInfo]:
+        """What retention needs to know of every committed step; `metric` decides what is best."""
+        return [self._info(step, metric) for step in self.steps()]
+
+    def _info(self, step: int, metric: str | None) -> StepInfo:
+        """`infos` for one step."""
+        described = self.described(step)
+        assert described is not None, "steps() lists only steps that are described"
+        value = choose_metric(described.metrics, metric)
+        # A damaged step may be the best or the last good one, for all we know.
+        pinned = self.is_pinned(step) or not described.attempt
+        return StepInfo(step, described.committed_ns / 1e9, value, pinned)
+
+    def is_pinned(self, step: int) -> bool:
+        """Whether `step` is pinned."""
+        return (self.path(step) / layout.PINNED).exists()
+
+    def pin(self, step: int, *, pinned: bool) -> None:
+        """Pins `step`, or unpins it."""
+        file = self.path(step) / layout.PINNED
+        if pinned:
+            file.touch()
+        else:
+            file.unlink(missing_ok=True)
+        if self._fsync:
+            filesystem.fsync_path(file.parent)
+
+    def delete(self, step: int) -> None:
+        """Deletes `step`.
+
+        Raises:
+          StepPinnedError: when it is pinned.
+        """
+        if self.is_pinned(step):
+            raise StepPinnedError(
+                f"step {step} of {self.directory} is pinned. Unpin it first: pin({step}, False)."
+            )
+        remove(self.path(step), fsync=self._fsync)
+        self.forget(step)
+
+
+def choose_metric(metrics: Mapping[str, float], metric: str | None) -> float | None:
+    """The metric called `metric`; without a name the only one there is; otherwise `None`."""
+    if metric is None:
+        return next(iter(metrics.values())) if len(metrics) == 1 else None
+    value = metrics.get(metric, math.nan)
+    return None if math.isnan(value) else value

@@ -1,0 +1,215 @@
+"""The abstract state of a model: shapes, dtypes, and where each leaf lies on a mesh."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import sys
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import flax.linen as nn
+import jax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from flaxckpt.errors import ShardingError
+from flaxckpt.sharding import specs as leaf_specs
+from flaxckpt.sharding.optimizer import Annotated, Index, Keys, index_by_last_key, mirrored_spec
+from flaxckpt.sharding.specs import Rules, Specs
+from flaxckpt.tree import containers, nnx_objects
+from flaxckpt.tree.keypaths import name_of
+
+
+def abstract_state(
+    init_fn: Callable[..., Any],
+    *args: Any,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+    specs: Specs | None = None,
+) -> Any:
+    """What `init_fn(*args)` returns, without computing it, and with a sharding for each leaf.
+
+    A leaf's sharding comes from, in this order: the first pattern of `specs` that matches its key
+    path; its box (`nn.Partitioned`, `nn.LogicallyPartitioned`, the metadata of an `nnx.Variable`);
+    for optimizer state, the parameter that it mirrors. Every other leaf is replicated.
+
+    Args:
+      init_fn: makes the state: a TrainState, an nnx module, a tuple of them, any pytree.
+      *args: its arguments, such as a PRNG key.
+      mesh: the devices; without it leaves have no sharding and go to the default device.
+      rules: pairs of a logical axis and a mesh axis, as for `nn.logical_axis_rules`; by default
+        those of the context.
+      specs: PartitionSpecs by pattern; a pattern must match the whole key path
+        (`re.fullmatch`), such as `params/.*/kernel`.
+
+    Returns:
+      A tree like that of `init_fn`, with `jax.ShapeDtypeStruct`s.
+
+    Raises:
+      ShardingError: when the spec of a parameter does not fit its shape or the mesh.
+
+    Example:
+      >>> import jax, jax.numpy as jnp
+      >>> flaxckpt.abstract_state(lambda: {"kernel": jnp.ones((2, 3))})
+      {'kernel': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
+    """
+    shapes, graphs = eval_shape(init_fn, *args, mesh=mesh, rules=rules)
+    if mesh is not None:
+        shapes = _with_shardings(shapes, mesh, rules, specs or {})
+    return nnx_objects.merge(shapes, graphs)
+
+
+def eval_shape(
+    init_fn: Callable[..., Any], *args: Any, mesh: Mesh | None, rules: Rules | None
+) -> tuple[Any, list[Any]]:
+    """The shapes of `init_fn(*args)`, nnx objects split into their states and graphs."""
+    graphs: list[Any] = []
+
+    def split(*args: Any) -> Any:
+        tree, found = nnx_objects.split(init_fn(*args))
+        graphs[:] = found
+        return tree
+
+    with sharding_context(mesh, rules):
+        return jax.eval_shape(split, *args), graphs
+
+
+@contextlib.contextmanager
+def sharding_context(mesh: Mesh | None, rules: Rules | None) -> Iterator[None]:
+    """The mesh and the logical axis rules as the context in which a model is initialised."""
+    with contextlib.ExitStack() as stack:
+        if mesh is not None:
+            stack.enter_context(jax.set_mesh(mesh))
+        if rules is not None:
+            stack.enter_context(nn.logical_axis_rules(rules))
+        yield
+
+
+@dataclasses.dataclass(frozen=True)
+class _Leaf:
+    """One leaf: its keys without boxes, what it is, its own spec, and whether it is derived."""
+
+    keys: Keys
+    shape: jax.ShapeDtypeStruct
+    spec: PartitionSpec | None
+    by_path: bool
+    derived: bool
+
+
+def _with_shardings(tree: Any, mesh: Mesh, rules: Rules | None, specs: Specs) -> Any:
+    """`tree` of shapes with a sharding for each."""
+    leaves = list(_leaves(tree, rules, specs))
+    axes = dict(mesh.shape)
+    params = index_by_last_key(
+        [
+            Annotated(leaf.keys, leaf.shape.shape, _checked(leaf, axes))
+            for leaf in leaves
+            if leaf.spec is not None and not leaf.derived
+        ]
+    )
+    sharded = []
+    for leaf in leaves:
+        spec = _derived(leaf, axes, params) if leaf.derived else _checked(leaf, axes)
+        sharded.append(_with_sharding(leaf.shape, NamedSharding(mesh, spec)))
+    return jax.tree.unflatten(jax.tree.structure(tree), sharded)
+
+
+def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
+    """`shape` on `sharding`."""
+    return jax.ShapeDtypeStruct(
+        shape.shape, shape.dtype, sharding=sharding, weak_type=shape.weak_type
+    )
+
+
+def _checked(leaf: _Leaf, axes: dict[str, int]) -> PartitionSpec:
+    """The spec of a leaf that was given one.
+
+    Raises:
+      ShardingError: when it does not fit.
+    """
+    spec = PartitionSpec() if leaf.spec is None else leaf.spec
+    if why := leaf_specs.misfit(spec, leaf.shape.shape, axes):
+        raise ShardingError(
+            f"{name_of(leaf.keys) or 'the state'} cannot be sharded: {why}.\n"
+            f"  spec:  {spec}\n"
+            f"  shape: {leaf.shape.shape}\n"
+            f"  mesh:  {axes}\n"
+            "Change the spec (its annotation, the logical axis rules, or specs=) or the mesh."
+        )
+    return spec
+
+
+def _derived(leaf: _Leaf, axes: dict[str, int], params: Index) -> PartitionSpec:
+    """The spec of a leaf of optimizer state; whatever its shape, one that is valid.
+
+    An optimizer maps over the boxes of the parameters, so that the factored moments of a kernel
+    carry the kernel's axis names; and a pattern for kernels matches them too. Both count only
+    where they fit.
+    """
+    shape = leaf.shape.shape
+    own = leaf.spec
+    if own is None or leaf_specs.misfit(own, shape, axes):
+        own = None
+    if own is not None and leaf.by_path:
+        return own
+    mirrored = mirrored_spec(leaf.keys, shape, params)
+    if mirrored is not None:
+        return mirrored
+    return own if own is not None and len(own) == len(shape) else PartitionSpec()
+
+
+def _leaves(tree: Any, rules: Rules | None, specs: Specs) -> Iterator[_Leaf]:
+    """The leaves of `tree` in the order of jax."""
+    stack: list[tuple[Any, Keys, PartitionSpec | None, bool]] = [(tree, (), None, False)]
+    while stack:
+        value, keys, boxed, derived = stack.pop()
+        split = containers.split(value, ())
+        if split is None:
+            spec = leaf_specs.from_path(name_of(keys), specs)
+            yield _Leaf(keys, value, boxed if spec is None else spec, spec is not None, derived)
+            continue
+        node, children = split
+        derived = derived or _is_optimizer_state(value, node.kind)
+        if node.is_box:
+            stack.append((children[0], keys, leaf_specs.from_box(value, rules), derived))
+            continue
+        for key, child in zip(reversed(node.keys), reversed(children), strict=True):
+            stack.append((child, (*keys, key.value), None, derived))
+
+
+def _is_optimizer_state(value: Any, kind: str) -> bool:
+    """Whether everything in a node is derived from parameters: optax keeps state in NamedTuples.
+
+    nnx flattens those into dicts, and marks the Variables instead.
+    """
+    nnx = sys.modules.get("flax.nnx")
+    return kind == "namedtuple" or (nnx is not None and isinstance(value, nnx.OptState))
+
+
+def initialise(
+    init_fn: Callable[..., Any],
+    *args: Any,
+    abstract: Any,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+) -> Any:
+    """`init_fn(*args)`, jitted, each leaf made straight where `abstract` says.
+
+    Args:
+      init_fn: makes the state.
+      *args: its arguments.
+      abstract: from `abstract_state` with the same arguments.
+      mesh: as for `abstract_state`.
+      rules: as for `abstract_state`.
+    """
+    stateful, graphs = nnx_objects.split(abstract)
+    shapes, treedef = jax.tree.flatten(stateful)
+
+    def leaves(*args: Any) -> list[Any]:
+        # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
+        return jax.tree.leaves(nnx_objects.split(init_fn(*args))[0])
+
+    shardings = [shape.sharding for shape in shapes]
+    with sharding_context(mesh, rules):
+        values = jax.jit(leaves, out_shardings=shardings)(*args)
+    return nnx_objects.merge(jax.tree.unflatten(treedef, values), graphs)

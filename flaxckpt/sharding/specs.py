@@ -1,0 +1,85 @@
+"""The PartitionSpec of a leaf: from its box, from path rules, and whether it fits. No devices."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import flax.linen as nn
+from flax.core import meta as flax_meta
+from jax.sharding import PartitionSpec
+
+Rules = Sequence[tuple[str, str | tuple[str, ...] | None]]
+Specs = Mapping[str, PartitionSpec]
+
+
+def from_box(box: Any, rules: Rules | None) -> PartitionSpec | None:
+    """What a box says of its value: a flax `Partitioned` or an `nnx.Variable`; `None` if nothing.
+
+    Args:
+      box: the box. Names of logical axes become mesh axes by `rules`; names of
+        `LogicallyPartitioned` that no rule has are not sharded.
+      rules: pairs of a logical axis and a mesh axis; by default flax's own of the context.
+    """
+    if isinstance(box, nn.LogicallyPartitioned):
+        effective = rules or box.rules or nn.get_logical_axis_rules()
+        return PartitionSpec(*(nn.logical_to_mesh_axes(tuple(box.names), effective) or ()))
+    if isinstance(box, flax_meta.Partitioned):
+        return _by_rules(box.names, rules)
+    if isinstance(box, flax_meta.AxisMetadata):
+        return None
+    metadata = box.get_metadata()
+    names = metadata.get("out_sharding")
+    if not names:
+        return None
+    own = metadata.get("sharding_rules") or nn.get_logical_axis_rules()
+    return _by_rules(getattr(names, "spec", names), rules or own)
+
+
+def _by_rules(names: Sequence[Any], rules: Rules | None) -> PartitionSpec:
+    """`names` of axes as a spec; those that a rule knows are renamed by the first that does."""
+    renamed: dict[str, Any] = {}
+    for logical, axis in rules or ():
+        renamed.setdefault(logical, axis)
+    return PartitionSpec(*(renamed.get(n, n) if isinstance(n, str) else n for n in names))
+
+
+def from_path(name: str, specs: Specs) -> PartitionSpec | None:
+    """The spec of the first pattern in `specs` that matches all of `name`.
+
+    Example:
+      >>> from_path("params/head/kernel", {".*/kernel": PartitionSpec(None, "model")})
+      PartitionSpec(None, 'model')
+    """
+    return next((spec for pattern, spec in specs.items() if re.fullmatch(pattern, name)), None)
+
+
+def misfit(spec: PartitionSpec, shape: Sequence[int], axes: Mapping[str, int]) -> str:
+    """Why an array of `shape` cannot be sharded by `spec` on a mesh of `axes`; `""` if it can.
+
+    Example:
+      >>> misfit(PartitionSpec("x"), (3,), {"x": 2})
+      'axis 0 of size 3 is not divisible by 2 (x)'
+    """
+    if len(spec) > len(shape):
+        return f"the spec has {len(spec)} entries, the array {len(shape)} axes"
+    used: list[str] = []
+    for i, entry in enumerate(spec):
+        names = _names(entry)
+        if unknown := [n for n in names if n not in axes]:
+            return f"the mesh has no axis {unknown[0]!r}, only {', '.join(axes)}"
+        used += names
+        parts = math.prod(axes[n] for n in names)
+        if shape[i] % parts:
+            return f"axis {i} of size {shape[i]} is not divisible by {parts} ({', '.join(names)})"
+    twice = next((n for n in used if used.count(n) > 1), None)
+    return f"the mesh axis {twice!r} is used twice" if twice else ""
+
+
+def _names(entry: Any) -> tuple[str, ...]:
+    """The mesh axes of one entry of a spec."""
+    if entry is None or entry is PartitionSpec.UNCONSTRAINED:
+        return ()
+    return (entry,) if isinstance(entry, str) else tuple(entry)
