@@ -317,12 +317,14 @@ class CheckpointManager:
           poll_secs: how often to look.
         """
         seen, since = -1, self._clock()
-        while timeout_secs is None or self._clock() - since <= timeout_secs:
+        while True:
             for step in self.steps():
                 if step > seen:
                     seen = step
                     yield step
                     since = self._clock()
+            if timeout_secs is not None and self._clock() - since >= timeout_secs:
+                return
             threading.Event().wait(poll_secs)
 
     def _existing(self, step: int | None) -> int:

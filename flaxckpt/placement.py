@@ -7,7 +7,6 @@ from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxckpt.leaves import convert
 from flaxckpt.leaves.dtypes import parse_dtype
@@ -29,16 +28,11 @@ def target_sharding(leaf: Any) -> Sharding | None:
     return getattr(leaf, "sharding", None)
 
 
-def physical_sharding(sharding: Sharding | None, spec: LeafSpec) -> Sharding | None:
-    """The sharding of the array that holds a leaf of `spec`: a key array has one more axis."""
-    if spec.kind != "prng_key" or not isinstance(sharding, NamedSharding):
-        return sharding
-    axes = (*sharding.spec, *(None,) * (len(spec.shape) - len(sharding.spec)), None)
-    return NamedSharding(sharding.mesh, PartitionSpec(*axes), memory_kind=sharding.memory_kind)
-
-
 def regions_of(sharding: Sharding | None, shape: tuple[int, ...]) -> Sequence[Region]:
-    """The distinct regions of an array that the devices of this process hold."""
+    """The distinct regions of an array that the devices of this process hold.
+
+    The words of PRNG keys lie on one more axis than the keys; a PartitionSpec leaves it whole.
+    """
     if sharding is None or len(sharding.device_set) == 1:
         return [whole(shape)]
     indices = sharding.addressable_devices_indices_map(shape).values()

@@ -226,8 +226,7 @@ def _array_read(leaf: _Leaf) -> ArrayRead:
     assert array is not None
     if leaf.wanted.kind not in DEVICE_KINDS:
         return ArrayRead(leaf.record.name, array, [whole(array.shape)])
-    where = placement.physical_sharding(leaf.where, leaf.wanted)
-    return ArrayRead(leaf.record.name, array, placement.regions_of(where, array.shape))
+    return ArrayRead(leaf.record.name, array, placement.regions_of(leaf.where, array.shape))
 
 
 def _from_parts(leaf: _Leaf, parts: Parts) -> Any:
@@ -237,8 +236,7 @@ def _from_parts(leaf: _Leaf, parts: Parts) -> Any:
     decode = handler.handler_of(wanted.kind, leaf.record.name).decode
     if wanted.kind not in DEVICE_KINDS:
         return decode(wanted, placement.to_host(parts, saved, wanted))
-    where = placement.physical_sharding(leaf.where, wanted)
-    return decode(wanted, placement.to_devices(parts, array.shape, saved, wanted, where))
+    return decode(wanted, placement.to_devices(parts, array.shape, saved, wanted, leaf.where))
 
 
 def _from_json(leaf: _Leaf) -> Any:

@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 # zarr3 data types of TensorStore 0.1.86 for which numpy or ml_dtypes has a dtype of that name.
-ZARR_DATA_TYPES = frozenset(  # noqa: SIM905 - one line a kind reads better than a column
+ZARR_DATA_TYPES = frozenset(
     "bool int2 int4 int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 bfloat16 float32 "
     "float64 complex64 complex128 float4_e2m1fn float8_e3m4 float8_e4m3b11fnuz float8_e4m3fn "
     "float8_e4m3fnuz float8_e5m2 float8_e5m2fnuz float8_e8m0fnu".split()

@@ -56,7 +56,9 @@ def visible(path: KeyPath, record: LeafRecord, strings: Mapping[str, Any]) -> bo
         return record.spec.kind == "str" and _lookup(strings, param_name(path)) == record.value
     array, kind = record.array, record.spec.kind
     native = storage_of(array.dtype).data_type != "uint8" or array.dtype == "uint8"
-    return native and kind in _VALUE_TYPES and array.store == param_name(path)
+    # TensorStore drops a slash at the end of a path, and would look somewhere else.
+    found = array.store == param_name(path) and not array.store.endswith("/")
+    return native and found and kind in _VALUE_TYPES
 
 
 _VALUE_TYPES = {"jax": "jax.Array", "prng_key": "jax.Array", "numpy": "np.ndarray"}
@@ -154,19 +156,20 @@ def sharding_file(shardings: Mapping[str, jax.sharding.Sharding]) -> dict[str, s
 def _sharding(sharding: jax.sharding.Sharding) -> dict[str, Any]:
     """A sharding as Orbax writes it; kinds that Orbax does not know as the first device."""
     if not isinstance(sharding, jax.sharding.NamedSharding):
-        device: Any = min(sharding.device_set, key=lambda d: d.id)
+        devices: Any = sharding.device_set
+        device = min(devices, key=lambda d: d.id)
         # jax before 0.10 called the first CPU TFRT_CPU_0; later Orbax knows both names.
         name = f"TFRT_CPU_{device.id}" if device.platform == "cpu" else str(device)
         return {"sharding_type": "SingleDeviceSharding", "device_str": name}
     mesh: Any = sharding.mesh
-    devices = [{"id": device.id} for device in mesh.devices.flat]
+    ids = [{"id": device.id} for device in mesh.devices.flat]
     return {
         "sharding_type": "NamedSharding",
         "shape": list(mesh.devices.shape),
         "axis_names": list(mesh.axis_names),
         "axis_types": [f"AxisType.{axis.name}" for axis in mesh.axis_types],
         "partition_spec": [list(p) if isinstance(p, tuple) else p for p in sharding.spec],
-        "device_mesh": {"mesh": _nested(devices, mesh.devices.shape)},
+        "device_mesh": {"mesh": _nested(ids, mesh.devices.shape)},
     }
 
 

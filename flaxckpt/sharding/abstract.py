@@ -6,7 +6,7 @@ import contextlib
 import dataclasses
 import sys
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
@@ -18,6 +18,8 @@ from flaxckpt.sharding.optimizer import Annotated, Index, Keys, index_by_last_ke
 from flaxckpt.sharding.specs import Rules, Specs
 from flaxckpt.tree import containers, nnx_objects
 from flaxckpt.tree.keypaths import name_of
+
+T = TypeVar("T")
 
 
 def abstract_state(
@@ -53,13 +55,13 @@ def abstract_state(
       >>> flaxckpt.abstract_state(lambda: {"kernel": jnp.ones((2, 3))})
       {'kernel': ShapeDtypeStruct(shape=(2, 3), dtype=float32)}
     """
-    shapes, graphs = eval_shape(init_fn, *args, mesh=mesh, rules=rules)
+    shapes, graphs = _eval_shape(init_fn, *args, mesh=mesh, rules=rules)
     if mesh is not None:
         shapes = _with_shardings(shapes, mesh, rules, specs or {})
     return nnx_objects.merge(shapes, graphs)
 
 
-def eval_shape(
+def _eval_shape(
     init_fn: Callable[..., Any], *args: Any, mesh: Mesh | None, rules: Rules | None
 ) -> tuple[Any, list[Any]]:
     """The shapes of `init_fn(*args)`, nnx objects split into their states and graphs."""
@@ -70,19 +72,25 @@ def eval_shape(
         graphs[:] = found
         return tree
 
-    with sharding_context(mesh, rules):
-        return jax.eval_shape(split, *args), graphs
+    return _in_context(lambda: jax.eval_shape(split, *args), mesh, rules), graphs
 
 
-@contextlib.contextmanager
-def sharding_context(mesh: Mesh | None, rules: Rules | None) -> Iterator[None]:
-    """The mesh and the logical axis rules as the context in which a model is initialised."""
+def _in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) -> T:
+    """`call()` with the mesh and the logical axis rules in context, as models expect them."""
     with contextlib.ExitStack() as stack:
-        if mesh is not None:
-            stack.enter_context(jax.set_mesh(mesh))
         if rules is not None:
             stack.enter_context(nn.logical_axis_rules(rules))
-        yield
+        if mesh is None:
+            return call()
+        try:
+            with jax.set_mesh(mesh):
+                return call()
+        except AssertionError:
+            if mesh.are_all_axes_auto:
+                raise
+        # The boxes of linen constrain their values to the mesh in context. On Explicit axes jax
+        # takes that for an assertion, which fails; without a mesh the boxes leave it.
+        return call()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -209,7 +217,6 @@ def initialise(
         # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
         return jax.tree.leaves(nnx_objects.split(init_fn(*args))[0])
 
-    shardings = [shape.sharding for shape in shapes]
-    with sharding_context(mesh, rules):
-        values = jax.jit(leaves, out_shardings=shardings)(*args)
+    jitted = jax.jit(leaves, out_shardings=[shape.sharding for shape in shapes])
+    values = _in_context(lambda: jitted(*args), mesh, rules)
     return nnx_objects.merge(jax.tree.unflatten(treedef, values), graphs)

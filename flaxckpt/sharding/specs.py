@@ -50,8 +50,9 @@ def from_path(name: str, specs: Specs) -> PartitionSpec | None:
     """The spec of the first pattern in `specs` that matches all of `name`.
 
     Example:
-      >>> from_path("params/head/kernel", {".*/kernel": PartitionSpec(None, "model")})
-      PartitionSpec(None, 'model')
+      >>> spec = PartitionSpec(None, "model")
+      >>> from_path("params/head/kernel", {".*/kernel": spec}) == spec
+      True
     """
     return next((spec for pattern, spec in specs.items() if re.fullmatch(pattern, name)), None)
 

@@ -50,12 +50,12 @@ def array_metadata(shape: Shape, chunk: Shape, data_type: str) -> bytes:
 
 def metadata_key(store: str) -> str:
     """Where the metadata of the array `store` lies."""
-    return f"{store}/zarr.json"
+    return f"{store}/zarr.json" if store else "zarr.json"
 
 
 def chunk_key(store: str, grid: Shape) -> str:
     """Where the chunk at `grid` of the array `store` lies."""
-    return "/".join([store, "c", *map(str, grid)])
+    return "/".join([*([store] if store else []), "c", *map(str, grid)])
 
 
 def encode_chunk(part: np.ndarray, chunk: Shape, storage: Storage) -> bytes | bytearray:

@@ -7,6 +7,7 @@ import dataclasses
 import functools
 import operator
 import sys
+from collections.abc import Sequence
 from typing import Any, Literal
 
 import jax
@@ -71,7 +72,7 @@ def split(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
     return _split_registered(value)
 
 
-def _split_sequence(kind: NodeKind, value: list[Any]) -> tuple[Node, list[Any]]:
+def _split_sequence(kind: NodeKind, value: Sequence[Any]) -> tuple[Node, list[Any]]:
     """A list or tuple node."""
     return Node(kind, _indices(len(value))), list(value)
 
@@ -96,8 +97,10 @@ def _split_registered(value: Any) -> tuple[Node, list[Any]] | None:
     items = [(_key_of(key), child) for key, child in pairs[0]]
     keys, children = tuple(k for k, _ in items), [child for _, child in items]
     cls = type(value)
-    if cls is collections.OrderedDict or cls is FrozenDict:
-        return Node(cls.__name__, keys), children
+    if cls is collections.OrderedDict:
+        return Node("OrderedDict", keys), children
+    if cls is FrozenDict:
+        return Node("FrozenDict", keys), children
     if cls is collections.defaultdict:
         return Node("defaultdict", keys, extra=_factory_name(value)), children
     if _is_nnx(cls, "State"):

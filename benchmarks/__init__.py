@@ -1,0 +1,1 @@
+"""Measurements beside Orbax, in one run and with the same durability wherever that is possible."""

@@ -1,0 +1,11 @@
+"""Eight devices on the host, and hypothesis without deadlines: this machine may be busy."""
+
+import os
+
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+
+import hypothesis
+
+hypothesis.settings.register_profile("flaxckpt", deadline=None, print_blob=True)
+hypothesis.settings.load_profile("flaxckpt")
