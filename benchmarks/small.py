@@ -51,9 +51,7 @@ def state() -> TrainState:
 
 def abstract(tree: Any) -> Any:
     """`tree` with shapes and shardings in place of its arrays."""
-    return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree
-    )
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), tree)
 
 
 def milliseconds(call: Callable[[], Any]) -> float:

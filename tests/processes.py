@@ -20,9 +20,7 @@ def start(code: str, *args: object, devices: int = 1) -> subprocess.Popen[str]:
     """Starts `code` with `args` in `sys.argv[1:]`."""
     command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
     pipe = subprocess.PIPE
-    return subprocess.Popen(
-        command, env=environment(devices), stdout=pipe, stderr=pipe, text=True
-    )
+    return subprocess.Popen(command, env=environment(devices), stdout=pipe, stderr=pipe, text=True)
 
 
 def run(code: str, *args: object, devices: int = 1, timeout: float = 120) -> tuple[int, str, str]:

@@ -73,7 +73,9 @@ def test_integers_of_any_kind_are_steps(step, run):
     assert ckpt.steps() == [3]
 
 
-@pytest.mark.parametrize("step", [-1, 1.0, "1", None, True, math.nan, np.arange(2), jnp.asarray(1.0)])
+@pytest.mark.parametrize(
+    "step", [-1, 1.0, "1", None, True, math.nan, np.arange(2), jnp.asarray(1.0)]
+)
 def test_anything_else_is_not(step, run):
     with flaxckpt.CheckpointManager(run) as ckpt:
         for save in (ckpt, ckpt.save):

@@ -33,9 +33,11 @@ def on_device(tree):
     """An abstract `tree` on the first device, as Orbax wants it."""
     where = jax.sharding.SingleDeviceSharding(jax.devices()[0])
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
-        if isinstance(x, jax.ShapeDtypeStruct)
-        else x,
+        lambda x: (
+            jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=where)
+            if isinstance(x, jax.ShapeDtypeStruct)
+            else x
+        ),
         abstract(tree),
     )
 

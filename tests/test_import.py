@@ -1,0 +1,47 @@
+"""What `import flaxckpt` costs and brings."""
+
+import re
+import statistics
+
+from tests.processes import ROOT, run
+
+TIMED = """
+    import sys, time
+    import jax, flax, tensorstore
+    before = time.perf_counter()
+    import flaxckpt
+    print(time.perf_counter() - before)
+"""
+
+
+def test_it_imports_neither_orbax_nor_tensorflow_and_needs_no_device():
+    code = """
+        import sys, flaxckpt
+        heavy = {"orbax", "tensorflow", "matplotlib", "clu.periodic_actions", "optax", "flax.linen"}
+        print(sorted(heavy & sys.modules.keys()))
+        from jax._src import xla_bridge
+        print(xla_bridge.backends_are_initialized())
+    """
+    status, out, err = run(code)
+    assert status == 0, err
+    assert out.splitlines()[0].count("orbax") + out.splitlines()[0].count("tensorflow") == 0
+    assert "matplotlib" not in out
+    assert "periodic_actions" not in out
+    assert out.splitlines()[1] == "False"
+
+
+def test_it_costs_at_most_a_quarter_of_a_second_over_jax_flax_and_tensorstore():
+    seconds = [float(run(TIMED)[1]) for _ in range(3)]
+    assert statistics.median(seconds) <= 0.25
+
+
+def test_only_tests_and_benchmarks_import_orbax():
+    pattern = re.compile(r"^\s*(import|from)\s+orbax", re.MULTILINE)
+    files = [p for top in ("flaxckpt", "examples") for p in (ROOT / top).rglob("*.py")]
+    assert len(files) > 40
+    assert [p for p in files if pattern.search(p.read_text())] == []
+
+
+def test_no_file_of_the_library_has_500_lines():
+    files = list((ROOT / "flaxckpt").rglob("*.py"))
+    assert all(len(p.read_text().splitlines()) < 500 for p in files)
