@@ -1,9 +1,9 @@
 """A linen CNN on handwritten digits, checkpointed by one line in the loop.
 
 Shows a TrainState with batch statistics and a dropout key, saved by `ckpt(step, state, ...)` and
-resumed by `ckpt.restore_or_init(...)`. The batch and the dropout mask of a step follow from its
-number and the state, so that a run that is killed and started again ends in the very same bits.
-Interrupt and repeat it: `python examples/linen_digits.py --workdir /tmp/linen_digits`.
+resumed by `ckpt.restore_or_init(...)`. A step depends on its number and the state alone, so that a
+run that is killed and repeated ends in the very same bits:
+`python examples/linen_digits.py --workdir /tmp/linen_digits`.
 """
 
 import argparse
@@ -11,7 +11,6 @@ from typing import Any
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import numpy as np
 import optax
 from flax.training import train_state
@@ -51,7 +50,7 @@ def load_data() -> tuple[np.ndarray, np.ndarray]:
 def init(key: jax.Array, steps: int) -> TrainState:
     """The state before the first of `steps` steps."""
     params_key, dropout_key = jax.random.split(key)
-    variables = CNN().init(params_key, jnp.zeros((1, 8, 8, 1)), train=False)
+    variables = CNN().init(params_key, np.zeros((1, 8, 8, 1)), train=False)
     tx = optax.adamw(optax.cosine_decay_schedule(5e-3, steps), weight_decay=1e-3)
     return TrainState.create(apply_fn=CNN().apply, tx=tx, dropout_key=dropout_key, **variables)
 
@@ -82,7 +81,7 @@ def main(workdir: str, steps: int = 400, save_every: int = 50) -> None:
     images, labels = load_data()
     schedule = flaxckpt.Every(steps=save_every, at=[steps - 1])
     with flaxckpt.CheckpointManager(workdir, save_every=schedule) as ckpt:
-        state = ckpt.restore_or_init(lambda key: init(key, steps), jax.random.key(0))
+        state = ckpt.restore_or_init(init, jax.random.key(0), steps)
         print("started" if ckpt.last_step is None else f"resumed from step {ckpt.last_step}")
         for step in range(ckpt.next_step, steps):
             batch = np.random.default_rng(step).choice(1437, 128, replace=False)

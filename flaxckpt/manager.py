@@ -214,7 +214,8 @@ class CheckpointManager:
     ) -> Any:
         """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
 
-        Either way every leaf lies where `abstract_state` with these arguments says.
+        Either way every leaf lies where `abstract_state` with these arguments says, and
+        `last_step` tells which it was.
 
         Raises:
           StructureMismatchError: when the step does not fit what `init_fn` makes.

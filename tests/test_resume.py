@@ -4,8 +4,8 @@ import functools
 
 import flax.linen as nn
 import jax
-import jax.numpy as jnp
 import jax.monitoring
+import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest

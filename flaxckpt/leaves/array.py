@@ -42,7 +42,7 @@ class NumpyArrays:
 
     def describe(self, leaf: Any) -> LeafSpec | None:
         """The spec of an array whose elements are plain bytes."""
-        if not isinstance(leaf, np.ndarray) or (name := dtype_name(leaf.dtype)) is None:
+        if type(leaf) not in (np.ndarray, np.memmap) or (name := dtype_name(leaf.dtype)) is None:
             return None
         return LeafSpec("numpy", name, leaf.shape)
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any, Literal
 
 import jax
+import ml_dtypes
 import numpy as np
 
 from flaxckpt.leaves.dtypes import parse_dtype
@@ -66,9 +67,16 @@ def _dtype_fits(saved: str, target: str, policy: DtypePolicy) -> bool:
     """Whether an array of dtype `saved` may become one of `target`."""
     if saved == target or policy == "cast":
         return True
-    a, b = parse_dtype(saved), parse_dtype(target)
-    floats = all(jax.dtypes.issubdtype(d, np.floating) for d in (a, b))
-    return policy == "widen" and floats and jax.numpy.promote_types(a, b) == b
+    return policy == "widen" and _is_wider(parse_dtype(target), parse_dtype(saved))
+
+
+def _is_wider(wide: np.dtype, narrow: np.dtype) -> bool:
+    """Whether both are floats, and `wide` has more bits and every value of `narrow`."""
+    if not all(jax.dtypes.issubdtype(dtype, np.floating) for dtype in (wide, narrow)):
+        return False
+    a, b = ml_dtypes.finfo(wide), ml_dtypes.finfo(narrow)
+    holds = a.nmant >= b.nmant and a.maxexp >= b.maxexp and a.minexp <= b.minexp
+    return bool(a.bits > b.bits and holds)
 
 
 def cast(array: np.ndarray, dtype: str) -> np.ndarray:

@@ -44,6 +44,7 @@ class Storage:
     extra: tuple[int, ...] = ()
 
 
+@functools.lru_cache(maxsize=256)
 def dtype_name(dtype: np.dtype) -> str | None:
     """The name of `dtype` in a checkpoint; `None` when no checkpoint can hold it.
 
@@ -99,7 +100,7 @@ def to_stored(array: np.ndarray, name: str) -> np.ndarray:
     if storage.data_type == parse_dtype(name).name:
         return array.astype(storage.dtype, copy=False)
     elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
-    return elements.reshape(*array.shape, *storage.extra)
+    return elements.reshape((*array.shape, *storage.extra))
 
 
 def from_stored(stored: np.ndarray, name: str) -> np.ndarray:

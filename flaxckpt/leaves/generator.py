@@ -1,4 +1,4 @@
-"""numpy's `Generator`: the name of its bit generator and the state of that."""
+"""numpy's `Generator`: the name of its bit generator, its state, and its seed sequence."""
 
 from __future__ import annotations
 
@@ -34,13 +34,38 @@ class Generators:
                 f"its bit generator {type(leaf.bit_generator).__name__} is not one of numpy's: "
                 f"{', '.join(BIT_GENERATORS)}. Use one of these."
             )
-        return _to_json(leaf.bit_generator.state)
+        seed = leaf.bit_generator.seed_seq
+        seeds = _seed_to_json(seed) if isinstance(seed, np.random.SeedSequence) else None
+        return {"state": _to_json(leaf.bit_generator.state), "seed": seeds}
 
     def decode(self, spec: LeafSpec, stored: Any) -> np.random.Generator:
-        """A new generator in that state."""
-        bit_generator = BIT_GENERATORS[spec.impl]()
-        bit_generator.state = _from_json(stored)
+        """A new generator in that state; what it spawns is what the saved one would have."""
+        seed = None if stored["seed"] is None else _seed_from_json(stored["seed"])
+        bit_generator = BIT_GENERATORS[spec.impl](seed)
+        bit_generator.state = _from_json(stored["state"])
         return np.random.Generator(bit_generator)
+
+
+def _seed_to_json(seed: np.random.SeedSequence) -> Any:
+    """All that a seed sequence is made of."""
+    entropy = seed.entropy
+    return {
+        "entropy": hex(entropy) if isinstance(entropy, int) else list(map(hex, entropy or ())),
+        "spawn_key": list(map(hex, seed.spawn_key)),
+        "pool_size": seed.pool_size,
+        "n_children_spawned": seed.n_children_spawned,
+    }
+
+
+def _seed_from_json(data: Any) -> np.random.SeedSequence:
+    """The seed sequence that `_seed_to_json` wrote."""
+    entropy = data["entropy"]
+    return np.random.SeedSequence(
+        int(entropy, 16) if isinstance(entropy, str) else [int(word, 16) for word in entropy],
+        spawn_key=[int(key, 16) for key in data["spawn_key"]],
+        pool_size=data["pool_size"],
+        n_children_spawned=data["n_children_spawned"],
+    )
 
 
 def _to_json(state: Any) -> Any:

@@ -42,6 +42,8 @@ _BUILTIN: dict[str, LeafHandler] = {
     "complex": PythonNumbers(),
     "str": Strings(),
     "bytes": Bytes(),
+    "numpy_str": Strings("numpy_str", np.str_),
+    "numpy_bytes": Bytes("numpy_bytes", np.bytes_),
     "strings": StringArrays(),
     "generator": Generators(),
 }

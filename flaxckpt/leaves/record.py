@@ -21,7 +21,8 @@ class LeafSpec:
 
     Attributes:
       kind: the name of its handler: `jax`, `numpy`, `numpy_scalar`, `bool`, `int`, `float`,
-        `complex`, `str`, `bytes`, `strings`, `prng_key`, `generator`, or one of the user's.
+        `complex`, `str`, `bytes`, `numpy_str`, `numpy_bytes`, `strings`, `prng_key`, `generator`,
+        or one of the user's.
       dtype: the name of the dtype of an array or numpy scalar.
       shape: the shape of an array; of a key array without the axis of the key's words.
       weak_type: jax's weak type.

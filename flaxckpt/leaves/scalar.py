@@ -43,13 +43,14 @@ class PythonNumbers:
 
 
 class NumpyScalars:
-    """`numpy.generic`: `np.float32(2)`, `ml_dtypes.bfloat16(2)`, `np.str_("a")`."""
+    """`numpy.generic` but text: `np.float32(2)`, `ml_dtypes.bfloat16(2)`, `np.datetime64("2026")`."""
 
     def describe(self, leaf: Any) -> LeafSpec | None:
         """The spec of a scalar whose dtype has a name in a checkpoint."""
-        if not isinstance(leaf, np.generic) or (name := dtype_name(leaf.dtype)) is None:
-            return None
-        return LeafSpec("numpy_scalar", name)
+        if not isinstance(leaf, np.generic) or isinstance(leaf, np.str_ | np.bytes_):
+            return None  # arrays of strings drop NULs at the end; see `leaves.text`
+        name = dtype_name(leaf.dtype)
+        return None if name is None else LeafSpec("numpy_scalar", name)
 
     def encode(self, leaf: np.generic) -> np.ndarray:
         """A 0-d array."""

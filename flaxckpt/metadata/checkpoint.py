@@ -73,7 +73,7 @@ def read(path: Path) -> CheckpointMetadata:
         text = file.read_bytes()
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointNotFoundError(f"{path} holds no checkpoint of flaxckpt") from None
-    if b'"flaxckpt":' not in text:
+    if b'"flaxckpt":' not in text and not sealed_json.is_sealed(text):
         raise CheckpointNotFoundError(f"the checkpoint at {path} was not written by flaxckpt")
     data = sealed_json.unseal(text, str(file))
     try:

@@ -31,6 +31,11 @@ def seal(data: dict[str, Any]) -> bytes:
     return body + b',"crc32c":"%08x"' % crc32c.crc32c(body) + text[len(body) :]
 
 
+def is_sealed(text: bytes) -> bool:
+    """Whether `text` ends as `seal` ends it, intact or not."""
+    return _SEAL.search(text) is not None
+
+
 def unseal(text: bytes, path: str) -> dict[str, Any]:
     """The object that `seal` wrote.
 

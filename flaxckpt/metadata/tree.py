@@ -51,12 +51,13 @@ def decode_tree(data: Any, path: str) -> SavedTree:
     check_format(data, path)
     try:
         meshes = data["meshes"]
+        nodes = data["structure"]
         return SavedTree(
-            tuple(None if node is None else _decode_node(node) for node in data["structure"]),
+            tuple(None if node is None else _decode_node(node, len(nodes)) for node in nodes),
             tuple(_decode_record(leaf, meshes) for leaf in data["leaves"]),
             str(data["attempt"]),
         )
-    except (KeyError, TypeError, ValueError, IndexError, AttributeError) as error:
+    except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise CorruptCheckpointError(
             f"{path} does not describe a tree: {type(error).__name__}: {error}. "
             "Restore another step."
@@ -97,13 +98,15 @@ def _key_kind(kind: NodeKind) -> Kind | None:
     """The kind that all keys of a node have, where its own kind says so."""
     if kind in MAPPING_KINDS:
         return "dict"
-    return "attr" if kind in ("namedtuple", "dataclass") else None
+    return "attr" if kind == "namedtuple" else None
 
 
-def _decode_node(data: Any) -> Node:
-    """The node that `_encode_node` wrote."""
+def _decode_node(data: Any, count: int) -> Node:
+    """The node that `_encode_node` wrote, of a tree of `count` nodes."""
     kind: NodeKind = _one_of(data["kind"], get_args(NodeKind))
     if kind in SEQUENCE_KINDS:
+        if data["size"] >= count:
+            raise ValueError(f"a {kind} of {data['size']} in a tree of {count} nodes")
         keys = tuple(Key("seq", i) for i in range(data["size"]))
     elif key_kind := _key_kind(kind):
         keys = tuple(Key(key_kind, decode_key(key)) for key in data["keys"])

@@ -5,11 +5,12 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
 
 import flax.linen as nn
 import jax
+import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxckpt.errors import ShardingError
@@ -37,7 +38,8 @@ def abstract_state(
 
     Args:
       init_fn: makes the state: a TrainState, an nnx module, a tuple of them, any pytree.
-      *args: its arguments, such as a PRNG key.
+      *args: its arguments, such as a PRNG key. Arrays, and trees of nothing but arrays, are traced;
+        everything else (a number of steps, a config) is passed as it is.
       mesh: the devices; without it leaves have no sharding and go to the default device.
       rules: pairs of a logical axis and a mesh axis, as for `nn.logical_axis_rules`; by default
         those of the context.
@@ -66,13 +68,31 @@ def _eval_shape(
 ) -> tuple[Any, list[Any]]:
     """The shapes of `init_fn(*args)`, nnx objects split into their states and graphs."""
     graphs: list[Any] = []
+    bound, arrays = _bind(init_fn, args)
 
-    def split(*args: Any) -> Any:
-        tree, found = nnx_objects.split(init_fn(*args))
+    def split(*arrays: Any) -> Any:
+        tree, found = nnx_objects.split(bound(*arrays))
         graphs[:] = found
         return tree
 
-    return _in_context(lambda: jax.eval_shape(split, *args), mesh, rules), graphs
+    return _in_context(lambda: jax.eval_shape(split, *arrays), mesh, rules), graphs
+
+
+def _bind(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+    """`init_fn` as a function of those of its arguments that are arrays, and these."""
+    traced = [_is_arrays(arg) for arg in args]
+
+    def bound(*arrays: Any) -> Any:
+        values = iter(arrays)
+        return init_fn(*(next(values) if t else a for a, t in zip(args, traced, strict=True)))
+
+    return bound, [arg for arg, t in zip(args, traced, strict=True) if t]
+
+
+def _is_arrays(arg: Any) -> bool:
+    """Whether an argument is a tree of nothing but arrays."""
+    leaves = jax.tree.leaves(arg)
+    return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
 
 
 def _in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) -> T:
@@ -212,11 +232,12 @@ def initialise(
     """
     stateful, graphs = nnx_objects.split(abstract)
     shapes, treedef = jax.tree.flatten(stateful)
+    bound, arrays = _bind(init_fn, args)
 
-    def leaves(*args: Any) -> list[Any]:
+    def leaves(*arrays: Any) -> list[Any]:
         # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
-        return jax.tree.leaves(nnx_objects.split(init_fn(*args))[0])
+        return jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
 
     jitted = jax.jit(leaves, out_shardings=[shape.sharding for shape in shapes])
-    values = _in_context(lambda: jitted(*args), mesh, rules)
+    values = _in_context(lambda: jitted(*arrays), mesh, rules)
     return nnx_objects.merge(jax.tree.unflatten(treedef, values), graphs)

@@ -54,7 +54,7 @@ def chunk_shape(shape: Shape, shard: Shape, itemsize: int, chunk_bytes: int) -> 
       (256, 512)
     """
     chunk = [max(1, n) for n in shard]
-    while math.prod(chunk) * itemsize > chunk_bytes and max(chunk) > 1:
+    while math.prod(chunk) * itemsize > chunk_bytes and max(chunk, default=1) > 1:
         axis = chunk.index(max(chunk))
         parts = min(math.ceil(math.prod(chunk) * itemsize / chunk_bytes), chunk[axis])
         sharded = shard[axis] != shape[axis]

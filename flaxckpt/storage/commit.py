@@ -137,6 +137,7 @@ def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
         (path, parsed)
         for path in directory.iterdir()
         if (parsed := layout.parse_temporary(path.name)) and name in (None, parsed[0])
+        if path.is_dir() and not path.is_symlink()
     ]
     if not found:
         return []

@@ -66,10 +66,10 @@ def split(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
         return _split_sequence("list" if cls is list else "tuple", value)
     if value is None:
         return Node("none"), []
-    if isinstance(value, tuple) and hasattr(cls, "_fields"):
+    if isinstance(value, tuple) and hasattr(cls, "_fields") and not _is_registered(value):
         keys = tuple(Key("attr", field) for field in cls._fields)
         return Node("namedtuple", keys, class_name(cls)), list(value)
-    return _split_registered(value)
+    return _split_registered(value, path)
 
 
 def _split_sequence(kind: NodeKind, value: Sequence[Any]) -> tuple[Node, list[Any]]:
@@ -82,16 +82,32 @@ def _jax_order(value: dict[Any, Any], path: KeyPath) -> list[tuple[Any, Any]]:
     try:
         return sorted(value.items(), key=operator.itemgetter(0))
     except TypeError as error:
-        where = name_of(tuple(key.value for key in path)) or "the root"
-        raise UnsupportedKeyError(
-            f"the keys of the dict at {where} cannot be sorted, so jax cannot flatten it: {error}. "
-            "Use keys of one type, or an OrderedDict."
-        ) from None
+        raise _unsortable(path, error) from None
 
 
-def _split_registered(value: Any) -> tuple[Node, list[Any]] | None:
+def _unsortable(path: KeyPath, error: TypeError) -> UnsupportedKeyError:
+    """The error of a mapping whose keys cannot be compared."""
+    where = name_of(tuple(key.value for key in path)) or "the root"
+    return UnsupportedKeyError(
+        f"the keys of the dict at {where} cannot be sorted, so jax cannot flatten it: {error}. "
+        "Use keys of one type, or an OrderedDict."
+    )
+
+
+def _is_registered(value: Any) -> bool:
+    """Whether a NamedTuple was registered with jax, which then flattens it in its own way."""
+    _, aux = jax.tree_util.default_registry.flatten_one_level(value)
+    return aux is not type(value)
+
+
+def _split_registered(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
     """`split` for what jax's registry knows."""
-    pairs = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    try:
+        pairs = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
+    except TypeError as error:
+        if not isinstance(value, FrozenDict | collections.defaultdict):
+            raise
+        raise _unsortable(path, error) from None
     if pairs is None:
         return None
     items = [(_key_of(key), child) for key, child in pairs[0]]

@@ -54,6 +54,8 @@ def name_of(values: tuple[Any, ...]) -> str:
 
 def component(value: Any) -> str:
     """One key as a component of a name."""
+    if type(value) is str and value.isidentifier():
+        return value
     if isinstance(value, int) and not isinstance(value, bool):
         return str(int(value))
     if not isinstance(value, str):

@@ -13,6 +13,8 @@ from typing import Any
 
 import jax
 
+from flaxckpt.tree.structure import flatten
+
 
 def split(tree: Any) -> tuple[Any, list[Any]]:
     """`tree` with every nnx object replaced by its state, and what `merge` needs to undo that.
@@ -35,7 +37,11 @@ def split(tree: Any) -> tuple[Any, list[Any]]:
     def is_leaf(value: Any) -> bool:
         return is_object(value) or isinstance(value, nnx.State)
 
-    return jax.tree.map(replace, tree, is_leaf=is_leaf), graphs
+    try:
+        return jax.tree.map(replace, tree, is_leaf=is_leaf), graphs
+    except ValueError:
+        flatten(tree)  # jax cannot sort the keys of a dict, and does not say which
+        raise
 
 
 def merge(tree: Any, graphs: list[Any]) -> Any:

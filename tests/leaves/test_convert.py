@@ -1,7 +1,5 @@
 from __future__ import annotations
 
-import itertools
-
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +11,9 @@ from flaxckpt.leaves.dtypes import ZARR_DATA_TYPES, parse_dtype
 from flaxckpt.leaves.record import LeafSpec
 
 SMALL_FLOATS = sorted(
-    n for n in ZARR_DATA_TYPES if "float" in n and parse_dtype(n).itemsize <= 2 and "float4" not in n
+    n
+    for n in ZARR_DATA_TYPES
+    if "float" in n and parse_dtype(n).itemsize <= 2 and "float4" not in n
 )
 policies = st.sampled_from(("error", "widen", "cast"))
 _shapes = st.sampled_from(((), (2,), (2, 3)))
@@ -85,17 +85,18 @@ def test_what_fits_what(saved, target, why):
     assert problem(saved, target, "error") == why
 
 
-@pytest.mark.parametrize(("a", "b"), list(itertools.permutations(SMALL_FLOATS, 2)))
-def test_floats_are_only_widened_where_every_value_survives(a, b):
-    if problem(jax_spec(a), jax_spec(b), "widen"):
-        return
+@pytest.mark.parametrize("a", SMALL_FLOATS)
+def test_floats_are_only_widened_where_every_value_survives(a):
     dtype = parse_dtype(a)
     every = np.arange(1 << 8 * dtype.itemsize).astype(f"u{dtype.itemsize}").view(dtype)
-    with np.errstate(all="ignore"):
-        back = every.astype(parse_dtype(b)).astype(dtype)
     nan = np.isnan(every.astype(np.float32))
-    assert (nan == np.isnan(back.astype(np.float32))).all()
-    assert every[~nan].tobytes() == back[~nan].tobytes()
+    for b in SMALL_FLOATS:
+        if problem(jax_spec(a), jax_spec(b), "widen"):
+            continue
+        with np.errstate(all="ignore"):
+            back = every.astype(parse_dtype(b)).astype(dtype)
+        assert (nan == np.isnan(back.astype(np.float32))).all()
+        assert every[~nan].tobytes() == back[~nan].tobytes()
 
 
 @pytest.mark.parametrize(
@@ -106,6 +107,7 @@ def test_floats_are_only_widened_where_every_value_survives(a, b):
         ("float32", "float64", True),
         ("float32", "bfloat16", False),
         ("float16", "bfloat16", False),
+        ("float32", "float8_e5m2", False),
         ("int8", "int32", False),
         ("int32", "float64", False),
         ("float32", "complex64", False),

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import contextlib
 import enum
 import math
 import struct
@@ -82,10 +83,8 @@ def test_a_numpy_scalar_comes_back_in_its_own_type(scalar):
 
 @pytest.mark.parametrize("scalar", [np.str_("a\0"), np.bytes_(b"a\0")])
 def test_a_numpy_string_that_ends_in_nul_is_kept_or_refused(scalar):
-    try:
+    with contextlib.suppress(UnsupportedLeafError):
         assert round_trip(scalar) == scalar
-    except UnsupportedLeafError:
-        pass
 
 
 def test_a_record_is_refused():

@@ -14,7 +14,7 @@ from tests.leaves.helpers import round_trip
 @example("\ud800")
 @example("\ud83d\ude00")  # two halves side by side are not the character that they would make
 @example("😀\ud83d")
-@example("\0\n\"\\")
+@example('\0\n"\\')
 def test_any_string_comes_back(value):
     back = round_trip(value)
     assert type(back) is str

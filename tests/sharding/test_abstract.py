@@ -155,6 +155,18 @@ def test_nnx_module_and_optimizer(mesh, tmp_path):
     assert other.first is other.again
 
 
+def test_arguments_that_are_no_arrays_are_passed_as_they_are(mesh, tmp_path):
+    def init(rng, size, shapes, config):
+        assert type(size) is int
+        assert config == {"dtype": "bfloat16", "depth": 2}
+        return {"w": jax.random.normal(rng, (size, *shapes[0].shape), config["dtype"])}
+
+    arguments = (jax.random.key(0), 3, [np.zeros(4)], {"dtype": "bfloat16", "depth": 2})
+    with flaxckpt.CheckpointManager(tmp_path / "run") as ckpt:
+        state = ckpt.restore_or_init(init, *arguments, mesh=mesh)
+    assert (state["w"].shape, state["w"].dtype) == ((3, 4), jnp.bfloat16)
+
+
 def test_without_a_mesh_leaves_go_to_the_default_device(tmp_path):
     abstract = flaxckpt.abstract_state(lambda: {"w": jnp.ones(3)})
     assert abstract["w"].sharding is None

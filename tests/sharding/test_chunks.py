@@ -117,7 +117,9 @@ def test_two_shards_write_no_chunk_both(case):
     if 0 in shard or math.prod(shape) // math.prod(chunk) > 2000:
         return
     parts = [range(0, n, s) for n, s in zip(shape, shard, strict=True)]
-    written = [g for start in itertools.product(*parts) for g, _ in chunks_of(Region(start, shard), chunk)]
+    written = [
+        g for start in itertools.product(*parts) for g, _ in chunks_of(Region(start, shard), chunk)
+    ]
     assert len(set(written)) == len(written)
 
 

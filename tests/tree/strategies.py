@@ -22,7 +22,9 @@ HOSTILE_STRINGS = (
 )  # fmt: skip
 
 strings = st.sampled_from(HOSTILE_STRINGS) | st.text(max_size=4)
-ints = st.integers(-9, 9) | st.integers() | st.sampled_from((2**63 - 1, 2**63, -(2**63) - 1, 10**40))
+ints = (
+    st.integers(-9, 9) | st.integers() | st.sampled_from((2**63 - 1, 2**63, -(2**63) - 1, 10**40))
+)
 _flat_keys = strings | ints | st.booleans() | st.floats() | st.binary(max_size=3) | st.none()
 keys = _flat_keys | st.recursive(
     _flat_keys, lambda inner: st.lists(inner, max_size=3).map(tuple), max_leaves=4
@@ -80,7 +82,9 @@ def _containers(inner: st.SearchStrategy[Any]) -> st.SearchStrategy[Any]:
         st.lists(inner, max_size=3).map(tuple),
         *(st.dictionaries(key, inner, max_size=3) for key in _sortable),
         st.dictionaries(keys, inner, max_size=3).map(collections.OrderedDict),
-        st.dictionaries(strings, inner, max_size=3).map(FrozenDict),
+        # A FrozenDict makes plain dicts of the dicts directly in it.
+        st.dictionaries(strings, st.lists(inner, max_size=2), max_size=3).map(FrozenDict),
+        st.dictionaries(strings, st.dictionaries(strings, leaves | _empties)).map(FrozenDict),
         st.dictionaries(ints, inner, max_size=2).map(lambda d: collections.defaultdict(list, d)),
         st.builds(Point, inner, inner),
         st.builds(Pair, inner, inner),

@@ -1,0 +1,97 @@
+"""Every example as a user runs it: it resumes, and ends in the same bits as if uninterrupted."""
+
+import importlib.util
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import flaxckpt
+from flaxckpt.testing import differences
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+
+needs_clu = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("clu", "tensorflow"))), reason="CLU needs TensorFlow"
+)
+
+
+def run_example(name, cwd, *args):
+    """The output of an example that ends well within the time it has."""
+    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
+    done = subprocess.run(
+        [sys.executable, EXAMPLES / name, *map(str, args)],
+        cwd=cwd,
+        env=environment | {"JAX_PLATFORMS": "cpu"},
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+    )
+    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
+    return done.stdout
+
+
+def final(run):
+    """The newest checkpoint of a run."""
+    return flaxckpt.CheckpointManager(run, read_only=True).restore()
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
+def test_an_example_is_short(name):
+    lines = (EXAMPLES / name).read_text().splitlines()
+    assert len(lines) < (150 if name == "demo.py" else 100)
+
+
+@pytest.mark.parametrize(
+    ("name", "kept", "left"),
+    [
+        ("linen_digits", [0, 4, 8, 9], 4),
+        ("nnx_digits", [0, 4, 8, 9], 4),
+        pytest.param("clu_hooks", [8, 9], 8, marks=needs_clu),
+    ],
+)
+def test_an_example_resumes_bit_for_bit(name, kept, left, tmp_path):
+    run = tmp_path / "run"
+    args = ("--workdir", "run", "--steps", 10, "--save-every", 4)
+    first = run_example(f"{name}.py", tmp_path, *args)
+    assert first.startswith("started\n")
+    uninterrupted = final(run)
+    with flaxckpt.CheckpointManager(run) as ckpt:
+        assert ckpt.steps() == kept
+        for step in kept[kept.index(left) + 1 :]:
+            ckpt.delete(step)
+
+    second = run_example(f"{name}.py", tmp_path, *args)
+    assert second.startswith(f"resumed from step {left}\n")
+    assert second.splitlines()[-1] == first.splitlines()[-1]
+    assert flaxckpt.CheckpointManager(run, read_only=True).steps()[-1] == 9
+    assert differences(uninterrupted, final(run)) == []
+    if name == "nnx_digits":
+        assert "10 dropout masks drawn" in second
+
+
+def test_the_language_model_restores_on_every_mesh(tmp_path):
+    output = run_example("sharded_lm.py", tmp_path, "--workdir", "run", "--steps", 3)
+    where = re.findall(r"restored on (.*): loss [0-9.]+\n", output)
+    assert where == ["{'data': 4, 'model': 2}", "{'data': 2, 'model': 4}", "one device"]
+    assert flaxckpt.CheckpointManager(tmp_path / "run", read_only=True).steps() == [2]
+    saved = flaxckpt.inspect(tmp_path / "run" / "2")
+    embeddings = (
+        tree["Embed_0"]["embedding"].value for tree in (saved["params"], saved["opt_state"][0].mu)
+    )
+    assert [info.spec for info in embeddings] == [("model", "data")] * 2
+
+
+def test_the_demo_survives_kill_9(tmp_path):
+    output = run_example("demo.py", tmp_path)
+    killed_at = int(re.search(r"newest committed step is (\d+) of 399", output).group(1))
+    assert 100 <= killed_at < 399
+    assert f"resumed from step {killed_at}\n" in output
+    assert "equal, bit for bit" in output
+    assert float(re.search(r"PASSED: test accuracy ([0-9.]+) %", output).group(1)) > 95
+    with flaxckpt.CheckpointManager(tmp_path / "demo-run" / "killed", read_only=True) as ckpt:
+        assert ckpt.steps() == [*range(0, 400, 20), 399]
