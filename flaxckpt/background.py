@@ -6,7 +6,7 @@ import logging
 import threading
 from collections.abc import Callable
 
-from flaxckpt.errors import BackgroundSaveError
+from flaxckpt.errors import BackgroundSaveError, SaveTimeoutError
 
 logger = logging.getLogger("flaxckpt")
 
@@ -46,13 +46,16 @@ class Background:
         """Waits for the running task.
 
         Raises:
-          TimeoutError: when it takes longer.
+          SaveTimeoutError: when it takes longer.
         """
         if self._thread is None:
             return
         self._thread.join(timeout_secs)
         if self._thread.is_alive():
-            raise TimeoutError(f"{self._thread.name} did not end within {timeout_secs} s")
+            raise SaveTimeoutError(
+                f"{self._thread.name} did not end within {timeout_secs:g} s. It goes on; wait "
+                "again, or give Options(timeout_secs=...) more."
+            )
         self._thread = None
 
     def raise_failure(self) -> None:

@@ -62,6 +62,10 @@ class BackgroundSaveError(FlaxckptError, RuntimeError):
     """A save failed in the background; `__cause__` is what happened there."""
 
 
+class SaveTimeoutError(FlaxckptError, TimeoutError):
+    """A save in the background took longer than `Options.timeout_secs`."""
+
+
 class ResumeMismatchError(FlaxckptError, AssertionError):
     """A resumed run ended in other bits than an uninterrupted one."""
 

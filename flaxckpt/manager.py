@@ -164,6 +164,7 @@ class CheckpointManager:
 
         Raises:
           StepExistsError: when the step exists and `overwrite` is not set.
+          StepPinnedError: when it is pinned.
           UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
           InvalidMetricError: when a metric is no number, or the one that decides is not given.
           BackgroundSaveError: when the save before this one failed; this one was not begun.
@@ -290,6 +291,15 @@ class CheckpointManager:
         described = self._run.described(self._existing(step))
         return dict(described.metrics) if described else {}
 
+    def metadata(self, step: int) -> dict[str, Any]:
+        """The metadata that `step` was saved with.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+        """
+        described = self._run.described(self._existing(step))
+        return dict(described.metadata) if described else {}
+
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
 
@@ -363,7 +373,7 @@ class CheckpointManager:
 
         Raises:
           BackgroundSaveError: when it failed.
-          TimeoutError: when it takes longer than `Options.timeout_secs`.
+          SaveTimeoutError: when it takes longer than `Options.timeout_secs`.
         """
         self._writer.wait()
 

@@ -104,12 +104,20 @@ class Run:
         Raises:
           StepPinnedError: when it is pinned.
         """
+        self.check_not_pinned(step)
+        remove(self.path(step), fsync=self._fsync)
+        self.forget(step)
+
+    def check_not_pinned(self, step: int) -> None:
+        """Refuses to delete or replace a pinned step.
+
+        Raises:
+          StepPinnedError: when `step` is pinned.
+        """
         if self.is_pinned(step):
             raise StepPinnedError(
                 f"step {step} of {self.directory} is pinned. Unpin it first: pin({step}, False)."
             )
-        remove(self.path(step), fsync=self._fsync)
-        self.forget(step)
 
 
 def choose_metric(metrics: Mapping[str, float], metric: str | None) -> float | None:

@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxckpt.background import Background
-from flaxckpt.errors import InvalidMetricError
+from flaxckpt.errors import DirectoryError, InvalidMetricError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
@@ -88,6 +88,7 @@ class Writer:
         )
         self.wait()
         check_vacant(self._run.path(step), overwrite=overwrite)
+        self._run.check_not_pinned(step)
         snapshot = take(state, self._options.chunk_bytes)
         job = _Job(step, snapshot, described, overwrite, began, time.monotonic() - began)
         if self._async:
@@ -115,15 +116,24 @@ class Writer:
             job.blocked * 1e3,
             path,
         )
-        self._delete_unkept()
+        self._delete_unkept(job.step)
 
-    def _delete_unkept(self) -> None:
-        """Deletes the steps that are not to be kept. Only called after a commit."""
+    def _delete_unkept(self, saved: int) -> None:
+        """Deletes the steps that are not to be kept. Only called after the commit of `saved`.
+
+        That step stays, even when it is not the newest: a loop that went back to an older step
+        must find what it saved since.
+        """
         if self._retention.keep.everything:
             return
         infos = self._run.infos(self._retention.metric)
-        kept = self._retention.keep.select(infos, mode=self._retention.mode)
-        for info in infos:
-            if info.step not in kept:
-                self._run.delete(info.step)
-                logger.debug("deleted step %d of %s", info.step, self._run.directory)
+        kept = self._retention.keep.select(infos, mode=self._retention.mode) | {saved}
+        for step in sorted({info.step for info in infos} - kept):
+            try:
+                self._run.delete(step)
+            except OSError as error:
+                raise DirectoryError(
+                    f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
+                    f"deleted: {error}"
+                ) from error
+            logger.debug("deleted step %d of %s", step, self._run.directory)

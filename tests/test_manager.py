@@ -212,6 +212,46 @@ def test_keep_best_and_last(run):
         assert ckpt.metrics(3) == {"loss": 0.2}
 
 
+def test_a_loop_that_went_back_keeps_what_it_saves(run):
+    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(last=1, every=10)) as ckpt:
+        for step in (10, 20, 30):
+            ckpt.save(step, STATE)
+        ckpt.restore(step=20)
+        assert ckpt.next_step == 21
+        ckpt.save(21, STATE, wait=True)
+        assert ckpt.steps() == [10, 20, 21, 30]
+        ckpt.save(22, STATE, wait=True)
+        assert ckpt.steps() == [10, 20, 22, 30]
+
+
+def test_the_timeout_is_an_error_and_the_save_goes_on(run):
+    options = flaxckpt.Options(timeout_secs=0.05)
+    ckpt = flaxckpt.CheckpointManager(run, options=options)
+    with held_up(run):
+        ckpt.save(0, STATE)
+        with pytest.raises(errors.SaveTimeoutError, match="did not end within 0.05 s. It goes on"):
+            ckpt.wait()
+    ckpt._writer.background.join(60)
+    assert ckpt.steps() == [0]
+
+
+def test_metadata_comes_back(run):
+    with flaxckpt.CheckpointManager(run) as ckpt:
+        ckpt.save(0, STATE, metadata={"git": "abc", "lr": [0.1, 2]}, wait=True)
+        assert ckpt.metadata(0) == {"git": "abc", "lr": [0.1, 2]}
+        with pytest.raises(errors.CheckpointNotFoundError):
+            ckpt.metadata(1)
+
+
+def test_a_step_that_somebody_else_deleted_is_no_error(run):
+    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(last=1)) as ckpt:
+        ckpt.save(0, STATE, wait=True)
+        assert ckpt.steps() == [0]
+        shutil.rmtree(run / "0")
+        ckpt.save(1, STATE)
+    assert ckpt.steps() == [1]
+
+
 def test_best_is_known_after_reopening(run):
     with flaxckpt.CheckpointManager(run, mode="max") as ckpt:
         for step, accuracy in enumerate([0.3, jnp.float32(0.75), np.float64(0.2)]):
@@ -255,6 +295,8 @@ def test_pinned_steps_stay(run):
         assert ckpt.steps() == [0, 2]
         with pytest.raises(errors.StepPinnedError):
             ckpt.delete(0)
+        with pytest.raises(errors.StepPinnedError):
+            ckpt.save(0, STATE, overwrite=True)
         ckpt.pin(0, pinned=False)
         ckpt.delete(0)
         assert ckpt.steps() == [2]

@@ -43,7 +43,7 @@ class PythonNumbers:
 
 
 class NumpyScalars:
-    """`numpy.generic` but text: `np.float32(2)`, `ml_dtypes.bfloat16(2)`, `np.datetime64("2026")`."""
+    """`numpy.generic` but text: `np.float32(2)`, `bfloat16(2)`, `np.datetime64("2026")`, ..."""
 
     def describe(self, leaf: Any) -> LeafSpec | None:
         """The spec of a scalar whose dtype has a name in a checkpoint."""

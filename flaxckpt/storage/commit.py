@@ -117,10 +117,16 @@ def _exchange(a: Path, b: Path) -> None:
 
 
 def remove(path: Path, *, fsync: bool) -> None:
-    """Deletes the checkpoint at `path`: first its name, then its files."""
+    """Deletes the checkpoint at `path`: first its name, then its files.
+
+    That somebody else has deleted it is no error.
+    """
     temporary = path.with_name(layout.temporary_name(path.name, layout.new_attempt()))
     with filesystem.lock(path.parent, shared=True):
-        os.rename(path, temporary)
+        try:
+            os.rename(path, temporary)
+        except FileNotFoundError:
+            return
     if fsync:
         filesystem.fsync_path(path.parent)
     filesystem.remove_tree(temporary)

@@ -121,7 +121,7 @@ def _split_registered(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | Non
         return Node("defaultdict", keys, extra=_factory_name(value)), children
     if _is_nnx(cls, "State"):
         return Node("nnx.State", keys), children
-    if isinstance(value, flax_meta.AxisMetadata) or _is_nnx(cls, "Variable"):
+    if len(keys) == 1 and (isinstance(value, flax_meta.AxisMetadata) or _is_nnx(cls, "Variable")):
         return Node("box", keys, class_name(cls), extra=_box_metadata(value)), children
     if dataclasses.is_dataclass(cls):
         return Node("dataclass", keys, class_name(cls), _static_fields(cls, keys)), children
