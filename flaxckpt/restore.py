@@ -13,18 +13,17 @@ from etils import epath
 
 from flaxckpt import placement
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint
-from flaxckpt.errors import Mismatch, StructureMismatchError
-from flaxckpt.leaves import convert, handler
+from flaxckpt.errors import Mismatch
+from flaxckpt.leaves import handler
 from flaxckpt.leaves.convert import DtypePolicy
-from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS, LeafRecord, LeafSpec
+from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS
 from flaxckpt.options import Options
+from flaxckpt.planning import LeafPlan, raise_any, with_target, without_target
 from flaxckpt.reading import ArrayRead, Parts, read_arrays
 from flaxckpt.sharding.chunks import whole
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.containers import Node
-from flaxckpt.tree.match import match
 from flaxckpt.tree.rebuild import build
-from flaxckpt.tree.structure import Flat, flatten, named_nodes
+from flaxckpt.tree.structure import flatten
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,15 +52,6 @@ class RestoreReport:
             f"restored {len(self.restored)} leaves{changed}, {self.nbytes / 1e6:.1f} MB in "
             f"{self.seconds:.3f} s from {self.path}"
         )
-
-
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One leaf to restore: what was saved, what is wanted, and where."""
-
-    record: LeafRecord
-    wanted: LeafSpec
-    where: jax.sharding.Sharding | None = None
 
 
 def restore(
@@ -110,117 +100,34 @@ def restore_tree(
     """As `restore`, from an open checkpoint and with a report."""
     start = time.monotonic()
     if target is None:
-        leaves = _without_target(checkpoint, as_numpy, dtype)
+        leaves = without_target(checkpoint, as_numpy, dtype)
         tree = build(checkpoint.tree.nodes, _read(checkpoint, leaves, options))
     else:
         stateful, graphs = nnx_objects.split(target)
-        leaves = _with_target(checkpoint, flatten(stateful), dtype)
+        leaves = with_target(checkpoint, flatten(stateful), dtype)
         values = _read(checkpoint, leaves, options)
         tree = jax.tree.unflatten(jax.tree.structure(stateful), values)
         tree = nnx_objects.merge(tree, graphs)
     return tree, _report(checkpoint, leaves, time.monotonic() - start)
 
 
-def _without_target(checkpoint: Checkpoint, as_numpy: bool, dtype: DtypePolicy) -> list[_Leaf]:
-    """Every leaf as it was saved.
-
-    Raises:
-      StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
-    """
-    leaves, mismatches = [], []
-    for record in checkpoint.tree.records:
-        wanted = record.spec
-        if as_numpy and wanted.kind == "jax":
-            wanted = LeafSpec("numpy", wanted.dtype, wanted.shape)
-        held = convert.canonical(wanted)
-        if held.dtype != wanted.dtype and dtype != "cast":
-            note = "(jax_enable_x64 is off)"
-            mismatches.append(Mismatch("dtype", record.name, str(wanted), str(held), note))
-        leaves.append(_Leaf(record, held))
-    advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
-    _raise_any(checkpoint, mismatches, len(leaves), advice)
-    return leaves
-
-
-def _with_target(checkpoint: Checkpoint, target: Flat, dtype: DtypePolicy) -> list[_Leaf]:
-    """Every leaf of the target, with the record of the same name.
-
-    Raises:
-      StructureMismatchError: when the two do not fit.
-    """
-    records = {record.name: record for record in checkpoint.tree.records}
-    pairs = zip(target.names, target.leaves, strict=True)
-    specs = {name: handler.describe(leaf, name)[0] for name, leaf in pairs}
-
-    def problem(saved: LeafSpec, wanted: LeafSpec) -> str:
-        why = convert.problem(saved, wanted, dtype)
-        return why or ("dtype" if convert.canonical(wanted).dtype != wanted.dtype else "")
-
-    mismatches = match(
-        {name: record.spec for name, record in records.items()},
-        specs,
-        problem,
-        saved_empties=_empties(checkpoint.tree.nodes),
-        target_empties=_empties(target.nodes),
-    )
-    _raise_any(checkpoint, mismatches, len(records.keys() | specs.keys()), _advice(mismatches))
-    return [
-        _Leaf(records[name], specs[name], placement.target_sharding(leaf))
-        for name, leaf in zip(target.names, target.leaves, strict=True)
-    ]
-
-
-def _empties(nodes: Sequence[Node | None]) -> dict[str, str]:
-    """The empty nodes by name, as errors show them."""
-    return {
-        name: f"{node.class_name.rpartition('.')[2] or node.kind} (empty)"
-        for name, node in named_nodes(nodes)
-        if node is not None and not node.keys
-    }
-
-
-def _advice(mismatches: Sequence[Mismatch]) -> str:
-    """One thing to do about `mismatches`."""
-    problems = {m.problem for m in mismatches}
-    if problems <= {"dtype"}:
-        return (
-            'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats '
-            "to wider floats only). 64-bit types need jax_enable_x64."
-        )
-    if problems <= {"shape"}:
-        return "Build the target with the sizes that the checkpoint was saved with."
-    if problems <= {"key impl"}:
-        return "Make the target's keys with the implementation that the checkpoint has."
-    return "Build the target the way the saved state was built, or restore without a target."
-
-
-def _raise_any(
-    checkpoint: Checkpoint, mismatches: Sequence[Mismatch], total: int, advice: str
-) -> None:
-    """Raises when there is a mismatch."""
-    if mismatches:
-        raise StructureMismatchError(str(checkpoint.path), mismatches, total, advice)
-
-
-def _read(checkpoint: Checkpoint, leaves: Sequence[_Leaf], options: Options) -> list[Any]:
+def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`."""
     reads = [_array_read(leaf) for leaf in leaves if leaf.record.array is not None]
     parts = read_arrays(checkpoint.item, reads, options.buffer_bytes)
-    values = []
+    values, mismatches = [], []
     for leaf in leaves:
+        found = next(parts) if leaf.record.array is not None else None
         try:
-            if leaf.record.array is None:
-                values.append(_from_json(leaf))
-            else:
-                values.append(_from_parts(leaf, next(parts)))
+            values.append(_from_json(leaf) if found is None else _from_parts(leaf, found))
         except OverflowError as error:
             saved, wanted = str(leaf.record.spec), str(leaf.wanted)
-            row = Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})")
-            _raise_any(checkpoint, [row], len(leaves), "Give the target a wider dtype.")
+            mismatches.append(Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})"))
+    raise_any(checkpoint, mismatches, len(leaves), "Give the target a wider dtype.")
     return values
 
 
-def _array_read(leaf: _Leaf) -> ArrayRead:
+def _array_read(leaf: LeafPlan) -> ArrayRead:
     """What has to be read for a leaf that has an array."""
     array = leaf.record.array
     assert array is not None
@@ -229,7 +136,7 @@ def _array_read(leaf: _Leaf) -> ArrayRead:
     return ArrayRead(leaf.record.name, array, placement.regions_of(leaf.where, array.shape))
 
 
-def _from_parts(leaf: _Leaf, parts: Parts) -> Any:
+def _from_parts(leaf: LeafPlan, parts: Parts) -> Any:
     """The leaf around the parts of its array."""
     saved, wanted, array = leaf.record.spec, leaf.wanted, leaf.record.array
     assert array is not None
@@ -239,7 +146,7 @@ def _from_parts(leaf: _Leaf, parts: Parts) -> Any:
     return decode(wanted, placement.to_devices(parts, array.shape, saved, wanted, leaf.where))
 
 
-def _from_json(leaf: _Leaf) -> Any:
+def _from_json(leaf: LeafPlan) -> Any:
     """The leaf of a record that has no array; a number may be wanted as an array."""
     saved, wanted = leaf.record.spec, leaf.wanted
     value = handler.handler_of(saved.kind, leaf.record.name).decode(saved, leaf.record.value)
@@ -254,7 +161,7 @@ def _from_json(leaf: _Leaf) -> Any:
     return decode(wanted, placement.to_host(parts, saved, wanted))
 
 
-def _report(checkpoint: Checkpoint, leaves: Sequence[_Leaf], seconds: float) -> RestoreReport:
+def _report(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], seconds: float) -> RestoreReport:
     """The report of a restore of `leaves`."""
     return RestoreReport(
         str(checkpoint.path),

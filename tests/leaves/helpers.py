@@ -26,9 +26,8 @@ def round_trip(leaf: Any) -> Any:
 def same_bits(a: Any, b: Any) -> bool:
     """Whether two arrays or scalars have one type, dtype, shape, and the same bytes."""
     x, y = np.asarray(a), np.asarray(b)
-    return (
-        type(a) is type(b)
-        and x.dtype == y.dtype
-        and x.shape == y.shape
-        and x.tobytes() == y.tobytes()
-    )
+    if type(a) is not type(b) or x.dtype != y.dtype or x.shape != y.shape:
+        return False
+    if x.dtype.char in "gG":  # six of the sixteen bytes of a longdouble mean nothing
+        return bool((x == y).all())
+    return x.tobytes() == y.tobytes()
