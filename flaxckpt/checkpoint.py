@@ -9,7 +9,7 @@ from etils import epath
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
-from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.metadata.tree import SavedTree, decode_tree
 from flaxckpt.storage import filesystem, layout
@@ -50,7 +50,7 @@ def open_checkpoint(path: epath.PathLike) -> Checkpoint:
         raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
     file = directory / layout.ITEM / layout.TREE_METADATA
     try:
-        data = sealed_json.unseal(file.read_bytes(), str(file))
+        data = sealed_json.unseal(limits.read_json_file(file), str(file))
     except FileNotFoundError:
         raise CorruptCheckpointError(
             f"the checkpoint at {directory} is incomplete: {layout.ITEM}/{layout.TREE_METADATA} "
@@ -62,7 +62,28 @@ def open_checkpoint(path: epath.PathLike) -> Checkpoint:
             f"the files at {directory} are of two different saves ({described.attempt} and "
             f"{tree.attempt}). Restore another step."
         )
+    limits.check_structure(tree.nodes, tree.records, str(file))
+    limits.check_sizes(directory / layout.ITEM, tree.records)
     return Checkpoint(directory, described, tree)
+
+
+def check_still_there(checkpoint: Checkpoint, error: Exception) -> None:
+    """Finds out whether `error`, met while reading, only means that the checkpoint is gone.
+
+    Retention deletes steps while others may read them.
+
+    Raises:
+      CheckpointNotFoundError: when it was deleted or replaced since it was opened.
+    """
+    try:
+        if checkpoint_metadata.read(checkpoint.path).attempt == checkpoint.described.attempt:
+            return
+    except CheckpointNotFoundError:
+        pass
+    raise CheckpointNotFoundError(
+        f"the checkpoint at {checkpoint.path} was deleted or replaced while it was read. Restore "
+        "another step; a step that is needed for long can be pinned."
+    ) from error
 
 
 def _advice(directory: Path) -> str:

@@ -38,6 +38,29 @@ def read_arrays(directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int) 
     Raises:
       CorruptCheckpointError: when a chunk is missing or damaged; the leaf and the chunk are named.
     """
+    for plan, values in _requested(directory, reads, buffer_bytes):
+        yield plan.collect(values, directory)
+
+
+def check_arrays(directory: Path, arrays: Sequence[ArrayRead], buffer_bytes: int) -> Iterator[str]:
+    """What is wrong with each of `arrays`; nothing is kept of a chunk once it is checked.
+
+    Args:
+      directory: of the tree, in a checkpoint.
+      arrays: what is to be checked.
+      buffer_bytes: how many bytes of chunks are read ahead.
+
+    Raises:
+      CorruptCheckpointError: when the database itself cannot be read.
+    """
+    for plan, values in _requested(directory, arrays, buffer_bytes):
+        yield plan.check(values, directory)
+
+
+def _requested(
+    directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int
+) -> Iterator[tuple[_Plan, Iterator[bytes | None]]]:
+    """The plan of each read, with the iterator that gives the values of its chunks next."""
     if not reads:
         return
     plans = [_Plan(read) for read in reads]
@@ -50,7 +73,7 @@ def read_arrays(directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int) 
         ) from None
     values = tensorstore_io.read_all(store, requests, buffer_bytes)
     for plan in plans:
-        yield plan.collect(values, directory)
+        yield plan, values
 
 
 class _Plan:
@@ -72,6 +95,16 @@ class _Plan:
         size = math.prod(self._chunk) * self._storage.dtype.itemsize + zarr3.CHECKSUM_BYTES
         for grid in self._uses:
             yield zarr3.chunk_key(self._read.array.store, grid), size
+
+    def check(self, values: Iterator[bytes | None], directory: Path) -> str:
+        """What is wrong with the next `values`, the first thing; `""` when all is well."""
+        problems = []
+        for grid in self._uses:
+            try:
+                self._decode(next(values), grid, directory)
+            except CorruptCheckpointError as error:
+                problems.append(str(error))
+        return problems[0] if problems else ""
 
     def collect(self, values: Iterator[bytes | None], directory: Path) -> Parts:
         """The regions, put together from the next `values`."""
@@ -107,6 +140,6 @@ class _Plan:
         except zarr3.ChunkError as error:
             key = zarr3.chunk_key(self._read.array.store, grid)
             raise CorruptCheckpointError(
-                f"the leaf {self._read.name} is damaged: the chunk {key} in {directory}: {error}. "
-                "Restore another step."
+                f"the leaf {self._read.name} is damaged: {error} (chunk {key}, in "
+                f"{directory}/{tensorstore_io.locate(directory, key)}). Restore another step."
             ) from None

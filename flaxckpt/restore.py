@@ -12,8 +12,8 @@ import numpy as np
 from etils import epath
 
 from flaxckpt import placement
-from flaxckpt.checkpoint import Checkpoint, open_checkpoint
-from flaxckpt.errors import Mismatch
+from flaxckpt.checkpoint import Checkpoint, check_still_there, open_checkpoint
+from flaxckpt.errors import CorruptCheckpointError, Mismatch
 from flaxckpt.leaves import handler
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS
@@ -112,6 +112,15 @@ def restore_tree(
 
 
 def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
+    """The values of `leaves`, or the error that the checkpoint was deleted meanwhile."""
+    try:
+        return _read_leaves(checkpoint, leaves, options)
+    except CorruptCheckpointError as error:
+        check_still_there(checkpoint, error)
+        raise
+
+
+def _read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`."""
     reads = [_array_read(leaf) for leaf in leaves if leaf.record.array is not None]
     parts = read_arrays(checkpoint.item, reads, options.buffer_bytes)
@@ -149,7 +158,7 @@ def _from_parts(leaf: LeafPlan, parts: Parts) -> Any:
 def _from_json(leaf: LeafPlan) -> Any:
     """The leaf of a record that has no array; a number may be wanted as an array."""
     saved, wanted = leaf.record.spec, leaf.wanted
-    value = handler.handler_of(saved.kind, leaf.record.name).decode(saved, leaf.record.value)
+    value = handler.decode_json(saved, leaf.record.value, leaf.record.name)
     if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
         return value
     if saved.kind == "int":

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+import crc32c
 import orjson
 from etils import epath
 
@@ -14,7 +15,7 @@ from flaxckpt.errors import CheckpointNotFoundError, DirectoryError, StepExistsE
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import orbax, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
-from flaxckpt.metadata.tree import SavedTree, encode_tree
+from flaxckpt.metadata.tree import SavedFile, SavedTree, encode_tree
 from flaxckpt.options import Options
 from flaxckpt.snapshot import Snapshot, take
 from flaxckpt.storage import filesystem, layout, tensorstore_io
@@ -97,9 +98,13 @@ def write(
         item.mkdir()
         store = tensorstore_io.open_store(item, create=True, fsync=fsync)
         tensorstore_io.write_all(store, snapshot.chunks(), options.buffer_bytes)
-        for name, data in _files(snapshot, described.attempt).items():
+        files = _sizes(item)
+        for name, data in _files_for_orbax(snapshot).items():
             (item / name).parent.mkdir(exist_ok=True)
             filesystem.write_file(item / name, data, fsync=fsync)
+            files[name] = SavedFile(len(data), crc32c.crc32c(data))
+        tree_metadata = _tree_metadata(snapshot, described.attempt, files)
+        filesystem.write_file(item / layout.TREE_METADATA, tree_metadata, fsync=fsync)
         described = CheckpointMetadata(
             described.attempt,
             described.started_ns,
@@ -114,19 +119,31 @@ def write(
         )
 
 
-def _files(snapshot: Snapshot, attempt: str) -> dict[str, bytes]:
-    """The JSON files of the item directory."""
+def _sizes(item: Path) -> dict[str, SavedFile]:
+    """The files of the key-value store. Their contents carry checksums of their own."""
+    files = (path for path in sorted(item.rglob("*")) if path.is_file())
+    return {str(path.relative_to(item)): SavedFile(path.stat().st_size, None) for path in files}
+
+
+def _tree_metadata(snapshot: Snapshot, attempt: str, files: Mapping[str, SavedFile]) -> bytes:
+    """`_METADATA`: Orbax's members and ours."""
     flat, records = snapshot.flat, snapshot.records
     strings = orbax.strings_file(flat.paths, records)
-    tree = encode_tree(SavedTree(flat.nodes, records, attempt))
     members = orbax.tree_metadata(flat.paths, records, flat.empties, strings)
-    files = {layout.TREE_METADATA: sealed_json.seal(members | {"flaxckpt": tree})}
+    tree = SavedTree(flat.nodes, records, attempt, files)
+    return sealed_json.seal(members | {"flaxckpt": encode_tree(tree)})
+
+
+def _files_for_orbax(snapshot: Snapshot) -> dict[str, bytes]:
+    """The files beside `_METADATA` that only Orbax reads."""
+    flat, records = snapshot.flat, snapshot.records
+    files = {}
     shardings = {a.stored.store: a.sharding for a in snapshot.arrays if a.sharding is not None}
     if shardings:
         files[layout.SHARDING] = orjson.dumps(orbax.sharding_file(shardings))
     if any(record.spec.kind == "prng_key" for record in records):
         name = f"{layout.ARRAY_METADATAS}/process_0"
         files[name] = orjson.dumps(orbax.array_metadatas_file(records))
-    if strings:
+    if strings := orbax.strings_file(flat.paths, records):
         files[layout.STRINGS] = orjson.dumps(strings)
     return files

@@ -2,18 +2,24 @@
 
 from __future__ import annotations
 
+import concurrent.futures
 import dataclasses
+import os
+from collections.abc import Iterator, Sequence
 
+import crc32c
 from etils import epath
 
-from flaxckpt.checkpoint import Checkpoint, open_checkpoint
+from flaxckpt.checkpoint import Checkpoint, check_still_there, open_checkpoint
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
-from flaxckpt.leaves.record import StoredArray
+from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.options import Options
-from flaxckpt.reading import ArrayRead, read_arrays
-from flaxckpt.sharding.chunks import whole
-from flaxckpt.storage import tensorstore_io, zarr3
+from flaxckpt.reading import ArrayRead, check_arrays
+from flaxckpt.sharding.chunks import chunks_of, whole
+from flaxckpt.storage import layout, tensorstore_io, zarr3
+
+MAX_THREADS = 8
 
 
 @dataclasses.dataclass(frozen=True)
@@ -24,7 +30,7 @@ class VerifyReport:
       path: the checkpoint.
       leaves: how many leaves it has.
       nbytes: the size of its arrays, in bytes.
-      problems: what is wrong, one line for each damaged leaf; empty when all is well.
+      problems: what is wrong, one line for each damaged leaf or file; empty when all is well.
     """
 
     path: str
@@ -42,13 +48,15 @@ def verify(
 ) -> VerifyReport:
     """Reads every byte of the checkpoint at `path` and checks every checksum.
 
+    It also finds chunks and files that are missing, that no leaf has, or of another size.
+
     Args:
       path: the directory of one checkpoint.
       strict: whether to raise when something is wrong.
-      options: how to read.
+      options: how to read; `buffer_bytes` bounds the memory.
 
     Raises:
-      CheckpointNotFoundError: when there is no checkpoint at `path`.
+      CheckpointNotFoundError: when there is no checkpoint at `path`, or it was deleted meanwhile.
       CorruptCheckpointError: when its metadata are damaged, or with `strict` anything is.
 
     Example:
@@ -57,30 +65,91 @@ def verify(
       True
     """
     checkpoint = open_checkpoint(path)
-    arrays = [(r.name, r.array) for r in checkpoint.tree.records if r.array is not None]
-    problems = [
-        line for name, array in arrays if (line := _check(checkpoint, name, array, options))
-    ]
-    if strict and problems:
-        raise CorruptCheckpointError("\n".join(problems))
-    nbytes = sum(array.nbytes for _, array in arrays)
-    return VerifyReport(str(checkpoint.path), len(checkpoint.tree.records), nbytes, tuple(problems))
+    records = checkpoint.tree.records
+    problems = (
+        *_check_files(checkpoint),
+        *_check_keys(checkpoint),
+        *_check_chunks(checkpoint, options.buffer_bytes),
+    )
+    if problems:
+        error = CorruptCheckpointError("\n".join(problems))
+        check_still_there(checkpoint, error)
+        if strict:
+            raise error
+    nbytes = sum(record.array.nbytes for record in records if record.array is not None)
+    return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
 
 
-def _check(checkpoint: Checkpoint, name: str, array: StoredArray, options: Options) -> str:
-    """What is wrong with the array of the leaf `name`; `""` when all is well."""
-    storage = storage_of(array.dtype)
-    shape = zarr3.stored_shape(array.shape, storage)
-    chunk = zarr3.stored_shape(array.chunks, storage)
-    expected = zarr3.array_metadata(shape, chunk, storage.data_type)
+def _check_files(checkpoint: Checkpoint) -> Iterator[str]:
+    """What is wrong with the files beside the tree's metadata."""
+    item, expected = checkpoint.item, checkpoint.tree.files
+    found = {str(p.relative_to(item)): p for p in sorted(item.rglob("*")) if not p.is_dir()}
+    for name in found.keys() - expected.keys() - {layout.TREE_METADATA}:
+        yield f"the file {item}/{name} does not belong to the checkpoint"
+    for name, file in expected.items():
+        if name not in found:
+            yield f"the file {item}/{name} is missing"
+        elif (size := found[name].stat().st_size) != file.size:
+            yield f"the file {item}/{name} has {size} bytes instead of {file.size}"
+        elif file.crc32c is not None and crc32c.crc32c(found[name].read_bytes()) != file.crc32c:
+            yield f"the file {item}/{name} does not match its checksum"
+
+
+def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
+    """What is in the key-value store and belongs to no leaf, or is missing or wrong there."""
+    arrays = [r for r in checkpoint.tree.records if r.array is not None]
+    if not arrays:
+        return
     try:
         store = tensorstore_io.open_store(checkpoint.item)
-        request = (zarr3.metadata_key(array.store), len(expected))
-        (found,) = tensorstore_io.read_all(store, [request], options.buffer_bytes)
-        if found != expected:
-            return f"the leaf {name}: zarr.json does not fit the tree"
-        read = ArrayRead(name, array, [whole(array.shape)])
-        list(read_arrays(checkpoint.item, [read], options.buffer_bytes))
+        found = set(tensorstore_io.list_keys(store))
+        requests = [_metadata_request(record) for record in arrays]
+        values = tensorstore_io.read_all(store, [(k, len(v)) for k, v in requests], 1 << 24)
+        wrong = [r.name for r, (_, v), f in zip(arrays, requests, values, strict=True) if f != v]
     except (CorruptCheckpointError, ValueError) as error:
-        return str(error)
-    return ""
+        yield str(error)
+        return
+    for name in wrong:
+        yield f"the leaf {name}: its zarr.json is missing or does not fit the tree"
+    expected = {key for key, _ in requests}.union(*map(_chunk_keys, arrays))
+    for key in sorted(found - expected):
+        yield f"the value {key} in {checkpoint.item} belongs to no leaf"
+
+
+def _metadata_request(record: LeafRecord) -> tuple[str, bytes]:
+    """The key of an array's metadata, and what they must be."""
+    assert record.array is not None
+    storage = storage_of(record.array.dtype)
+    shape = zarr3.stored_shape(record.array.shape, storage)
+    chunk = zarr3.stored_shape(record.array.chunks, storage)
+    expected = zarr3.array_metadata(shape, chunk, storage.data_type)
+    return zarr3.metadata_key(record.array.store), expected
+
+
+def _chunk_keys(record: LeafRecord) -> set[str]:
+    """The keys of the chunks of an array."""
+    assert record.array is not None
+    storage, array = storage_of(record.array.dtype), record.array
+    region = zarr3.stored_region(whole(array.shape), storage)
+    grids = chunks_of(region, zarr3.stored_shape(array.chunks, storage))
+    return {zarr3.chunk_key(array.store, grid) for grid, _ in grids}
+
+
+def _check_chunks(checkpoint: Checkpoint, buffer_bytes: int) -> list[str]:
+    """What is wrong with the chunks of each leaf, checked by several threads."""
+    reads = [
+        ArrayRead(record.name, record.array, [whole(record.array.shape)])
+        for record in checkpoint.tree.records
+        if record.array is not None
+    ]
+    threads = min(MAX_THREADS, os.cpu_count() or 1, len(reads) or 1)
+
+    def check(share: Sequence[ArrayRead]) -> list[str]:
+        try:
+            return list(check_arrays(checkpoint.item, share, buffer_bytes // threads))
+        except CorruptCheckpointError as error:
+            return [str(error)]
+
+    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
+        shares = pool.map(check, (reads[i::threads] for i in range(threads)))
+        return list(dict.fromkeys(line for share in shares for line in share if line))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from flaxckpt.errors import FlaxckptError, UnsupportedLeafError
+from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedLeafError
 from flaxckpt.leaves.array import JaxArrays, NumpyArrays
 from flaxckpt.leaves.generator import Generators
 from flaxckpt.leaves.prng_key import PrngKeys
@@ -137,3 +137,21 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
         return spec, handler.encode(leaf)
     except FlaxckptError as error:
         raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
+
+
+def decode_json(spec: LeafSpec, stored: Any, name: str) -> Any:
+    """The leaf at `name`, from its JSON.
+
+    Raises:
+      CorruptCheckpointError: when it is not what a handler of ours writes.
+    """
+    handler = handler_of(spec.kind, name)
+    if spec.kind in _REGISTERED:
+        return handler.decode(spec, stored)
+    try:
+        return handler.decode(spec, stored)
+    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+        raise CorruptCheckpointError(
+            f"the leaf {name} is damaged: {stored!r:.80} is no {spec.kind}: {error}. "
+            "Restore another step."
+        ) from None

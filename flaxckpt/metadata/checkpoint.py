@@ -14,7 +14,7 @@ from typing import Any
 import orjson
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
-from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.tree import check_format
 from flaxckpt.storage.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
 
@@ -70,7 +70,7 @@ def read(path: Path) -> CheckpointMetadata:
     """
     file = path / CHECKPOINT_METADATA
     try:
-        text = file.read_bytes()
+        text = limits.read_json_file(file)
     except (FileNotFoundError, NotADirectoryError):
         raise CheckpointNotFoundError(f"{path} holds no checkpoint of flaxckpt") from None
     if b'"flaxckpt":' not in text and not sealed_json.is_sealed(text):

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any, get_args
+from collections.abc import Mapping
+from typing import Any, NamedTuple, get_args
 
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
+from flaxckpt.metadata import limits
 from flaxckpt.storage.layout import FORMAT_VERSION
-from flaxckpt.tree.containers import MAPPING_KINDS, SEQUENCE_KINDS, Node, NodeKind
+from flaxckpt.tree.containers import (
+    MAPPING_KINDS,
+    SEQUENCE_KINDS,
+    Node,
+    NodeKind,
+    plain_value,
+)
 from flaxckpt.tree.keypaths import Key, Kind, decode_key, encode_key
+
+
+class SavedFile(NamedTuple):
+    """A file beside the metadata: its size in bytes, and its CRC-32C where it is not the data's."""
+
+    size: int
+    crc32c: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -21,11 +36,13 @@ class SavedTree:
       nodes: its nodes in preorder, `None` for a leaf.
       records: its leaves, in the same order.
       attempt: the id of the save that wrote it.
+      files: the other files beside it, by name.
     """
 
     nodes: tuple[Node | None, ...]
     records: tuple[LeafRecord, ...]
     attempt: str
+    files: Mapping[str, SavedFile]
 
 
 def encode_tree(tree: SavedTree) -> dict[str, Any]:
@@ -38,6 +55,7 @@ def encode_tree(tree: SavedTree) -> dict[str, Any]:
         "structure": [None if node is None else _encode_node(node) for node in tree.nodes],
         "leaves": leaves,
         "meshes": meshes,
+        "files": [[name, *file] for name, file in tree.files.items()],
     }
 
 
@@ -51,12 +69,11 @@ def decode_tree(data: Any, path: str) -> SavedTree:
     check_format(data, path)
     try:
         meshes = data["meshes"]
-        nodes = data["structure"]
-        return SavedTree(
-            tuple(None if node is None else _decode_node(node, len(nodes)) for node in nodes),
-            tuple(_decode_record(leaf, meshes) for leaf in data["leaves"]),
-            str(data["attempt"]),
-        )
+        count = len(data["structure"])
+        nodes = tuple(n if n is None else _decode_node(n, count) for n in data["structure"])
+        records = tuple(_decode_record(leaf, meshes) for leaf in data["leaves"])
+        files = {str(name): SavedFile(size, crc) for name, size, crc in data["files"]}
+        return SavedTree(nodes, records, str(data["attempt"]), files)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise CorruptCheckpointError(
             f"{path} does not describe a tree: {type(error).__name__}: {error}. "
@@ -113,7 +130,18 @@ def _decode_node(data: Any, count: int) -> Node:
     else:
         keys = tuple(Key(_one_of(k, get_args(Kind)), decode_key(v)) for k, v in data["keys"])
     static = tuple(map(str, data.get("static", ())))
-    return Node(kind, keys, str(data.get("class", "")), static, data.get("extra"))
+    return Node(kind, keys, str(data.get("class", "")), static, _checked_extra(kind, data))
+
+
+def _checked_extra(kind: NodeKind, data: Any) -> Any:
+    """What a node of `kind` says beside its keys, when it is of the form that such a node has."""
+    extra = data.get("extra")
+    if kind == "box":
+        for item in (extra or {}).values():
+            plain_value(item)
+    elif not (extra is None or (kind == "defaultdict" and isinstance(extra, str))):
+        raise ValueError(f"a {kind} with {extra!r:.80}")
+    return extra
 
 
 def _encode_record(record: LeafRecord, meshes: list[Any]) -> dict[str, Any]:
@@ -149,6 +177,7 @@ def _decode_record(data: Any, meshes: list[Any]) -> LeafRecord:
     parse_dtype(data["dtype"])
     sharding = {"mesh": meshes[data["mesh"]], "spec": data["spec"]} if "mesh" in data else None
     array = StoredArray(str(data["store"]), data["dtype"], shape, chunks, sharding)
+    limits.check_array(array)
     return LeafRecord(name, spec_of(kind, array, data.get("weak_type") is True, impl), array)
 
 

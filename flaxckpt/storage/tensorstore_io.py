@@ -13,6 +13,7 @@ from pathlib import Path
 import tensorstore as ts
 
 from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.storage.layout import MANIFEST
 
 INLINE_BYTES = 1024
 DATA_FILE_BYTES = 256 << 20
@@ -106,6 +107,19 @@ def read_all(
         ahead += size
     for future, _ in waiting:
         yield _value(future)
+
+
+def locate(directory: Path, key: str) -> str:
+    """The file in `directory`, and the place in it, where the value of `key` lies; for errors."""
+    try:
+        base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
+        root = ts.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]
+        entries = ts.ocdbt.dump(base, root).result()["entries"]
+        place = next(e.get("indirect_value", root) for e in entries if e["key"] == key.encode())
+        _, folder, file, offset, length = place.split(":")
+    except (ValueError, KeyError, IndexError, StopIteration):
+        return MANIFEST  # no value of that key, or a tree of several levels
+    return f"{folder}{file}, {length} bytes at {offset}"
 
 
 def list_keys(store: ts.KvStore) -> list[str]:

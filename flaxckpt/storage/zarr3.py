@@ -58,6 +58,11 @@ def chunk_key(store: str, grid: Shape) -> str:
     return "/".join([*([store] if store else []), "c", *map(str, grid)])
 
 
+def chunk_count(shape: Shape, chunk: Shape) -> int:
+    """How many chunks an array has; without elements it has none."""
+    return math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
+
+
 def encode_chunk(part: np.ndarray, chunk: Shape, storage: Storage) -> bytes | bytearray:
     """The stored bytes of a chunk, of which `part` is the lower corner; the rest is zeros."""
     size = math.prod(chunk) * storage.dtype.itemsize

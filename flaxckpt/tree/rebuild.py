@@ -153,18 +153,23 @@ def _construct_class(node: Node, items: dict[Any, Any]) -> Any:
 def _construct_box(cls: Any, node: Node, value: Any) -> Any:
     """A box around `value`: a flax `Partitioned` with its names, or an `nnx.Variable`."""
     metadata = {key: plain_value(item) for key, item in (node.extra or {}).items()}
-    if issubclass(cls, flax_meta.Partitioned):
-        return cls(value, **metadata)
-    if issubclass(cls, _nnx().Variable):
-        return cls.from_metadata(value, metadata)
+    try:
+        if issubclass(cls, flax_meta.Partitioned):
+            return cls(value, **metadata)
+        if issubclass(cls, _nnx().Variable):
+            return cls.from_metadata(value, metadata)
+    except (TypeError, ValueError, KeyError):
+        pass  # metadata of another version of flax, or made up
     return SavedNode(node.class_name, {"value": value})
 
 
 def _fields(cls: type) -> set[str] | None:
-    """The names of the fields of a NamedTuple or a dataclass."""
+    """The names of the fields of a NamedTuple or a `flax.struct.dataclass`."""
     if issubclass(cls, tuple):
         return set(getattr(cls, "_fields", ()))
-    return {f.name for f in dataclasses.fields(cls)} if dataclasses.is_dataclass(cls) else None
+    if dataclasses.is_dataclass(cls) and hasattr(cls, "_flax_dataclass"):
+        return {f.name for f in dataclasses.fields(cls)}
+    return None
 
 
 def _trusted_class(name: str) -> Any:

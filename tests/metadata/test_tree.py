@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from flaxckpt import snapshot
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedFormatError
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
-from flaxckpt.metadata.tree import SavedTree, decode_tree, encode_tree, spec_of
+from flaxckpt.metadata.tree import SavedFile, SavedTree, decode_tree, encode_tree, spec_of
 from flaxckpt.storage.layout import FORMAT_VERSION
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import Point, trees
@@ -31,7 +31,7 @@ def through_json(tree: SavedTree) -> SavedTree:
 def saved(state) -> SavedTree:
     """`state` as a snapshot would save it."""
     taken = snapshot.take(state, 1 << 20)
-    return SavedTree(taken.flat.nodes, taken.records, "0123456789ab")
+    return SavedTree(taken.flat.nodes, taken.records, "0123456789ab", {"d/x": SavedFile(7, None)})
 
 
 OUTER = {
@@ -47,7 +47,7 @@ STATE = {"outer": OUTER, "other": {(1, "a"): 1.5}}
 
 @given(trees)
 def test_a_structure_comes_back_from_json(tree):
-    whole = SavedTree(flatten(tree).nodes, (), "0123456789ab")
+    whole = SavedTree(flatten(tree).nodes, (), "0123456789ab", {})
     assert repr(through_json(whole)) == repr(whole)
 
 
@@ -77,14 +77,14 @@ def _records(draw) -> LeafRecord:
 
 @given(st.lists(_records(), max_size=4))
 def test_records_come_back_from_json(records):
-    whole = SavedTree((), tuple(records), "0123456789ab")
+    whole = SavedTree((), tuple(records), "0123456789ab", {"_sharding": SavedFile(9, 1 << 31)})
     assert through_json(whole) == whole
 
 
 def test_a_mesh_is_written_once():
     array = StoredArray("a", "int8", (8,), (1,), {"mesh": {"shape": [8]}, "spec": ["x"]})
     record = LeafRecord("a", LeafSpec("jax", "int8", (8,)), array)
-    assert len(encode_tree(SavedTree((), (record,) * 3, "a"))["meshes"]) == 1
+    assert len(encode_tree(SavedTree((), (record,) * 3, "a", {}))["meshes"]) == 1
 
 
 def test_boxes_and_all_kinds_of_leaves_come_back_from_json():
@@ -98,7 +98,7 @@ def test_a_dataclass_that_is_registered_without_keys_comes_back_from_json():
         x: int
 
     jax.tree_util.register_pytree_node(Unkeyed, lambda u: ((u.x,), None), lambda _, c: Unkeyed(*c))
-    whole = SavedTree(flatten(Unkeyed(1)).nodes, (), "a")
+    whole = SavedTree(flatten(Unkeyed(1)).nodes, (), "a", {})
     assert through_json(whole) == whole
 
 

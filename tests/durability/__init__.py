@@ -1,0 +1,1 @@
+"""What survives: broken bits, full disks, power cuts, kills, other writers and readers."""

@@ -1,0 +1,1 @@
+"""Faults put into every system call of a save: kills and errors."""

@@ -1,0 +1,120 @@
+"""The process that is killed, and whose system calls fail: `python -m tests.faults.child`.
+
+It imports everything once and then forks a worker for each worker that was killed, before jax has
+a backend or TensorStore a thread; so a new victim costs a fraction of a second. Who reads standard
+input, server or worker, takes one line of JSON for an attempt: the directory of a new run, and
+which part of the protocol to break on purpose (`BREAKS`). The worker saves steps 0 and 1, which
+also warms it up, and answers `ready`; at the next line it saves step 2, whose commit makes
+retention delete step 0, and says how that ended; at the next line likewise step 3, with the same
+manager. The tracer is attached only around step 2. The server answers `exit` for a dead worker.
+"""
+
+import contextlib
+import json
+import os
+import sys
+from unittest import mock
+
+import jax
+import numpy as np
+
+import flaxckpt
+import flaxckpt.writer
+from flaxckpt.storage.commit import remove
+
+# `flaxckpt.save` is the function.
+SAVE_MODULE = sys.modules["flaxckpt.save"]
+KEEP = flaxckpt.Keep(last=2)
+
+
+def state(step):
+    """A state that needs every file a checkpoint can have."""
+    return {
+        "weights": np.arange(3000, dtype=np.float32) + step,  # too big for the B-tree
+        "bias": jax.device_put(np.full(3, step, np.float16)),
+        "key": jax.random.key(step),
+        "text": f"step {step}",
+        "list": [step, 2.5, np.ones((2, 2), np.int8), None],
+    }
+
+
+@contextlib.contextmanager
+def _commit_in_place(final, attempt, *, overwrite, fsync):
+    """`commit` without a temporary name and without a rename."""
+    final.mkdir()
+    yield final
+
+
+def _fsync_and_forget(fd, fsync=os.fsync):
+    """`os.fsync` that keeps its failures to itself."""
+    with contextlib.suppress(OSError):
+        fsync(fd)
+
+
+def _delete_then_write(snapshot, final, described, *, write=flaxckpt.writer.write, **options):
+    """`write` that makes room first."""
+    if final.name == "2":
+        remove(final.with_name("0"), fsync=True)
+    write(snapshot, final, described, **options)
+
+
+BREAKS = {
+    "": contextlib.nullcontext,
+    "no rename": lambda: mock.patch.object(SAVE_MODULE, "commit", _commit_in_place),
+    "fsync errors are swallowed": lambda: mock.patch("os.fsync", _fsync_and_forget),
+    "old steps go first": lambda: mock.patch("flaxckpt.writer.write", _delete_then_write),
+}
+
+
+def answer(**said):
+    """One line for the test."""
+    print(json.dumps(said), flush=True)
+
+
+def save(manager, step, tree):
+    """Saves and says how it ended."""
+    try:
+        manager.save(step, tree)
+    except Exception as error:  # noqa: BLE001 - the test judges it
+        answer(error=type(error).__name__, message=str(error))
+    else:
+        answer(error=None)
+
+
+def attempt(directory, broken):
+    """One attempt, as the test asks for it line by line."""
+    with BREAKS[broken]():
+        manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False)
+        for step in (0, 1):
+            manager.save(step, state(step))
+        tree = state(2)
+        answer(ready=os.getpid(), threads=[int(name) for name in os.listdir("/proc/self/task")])
+        sys.stdin.readline()
+        save(manager, 2, tree)
+        sys.stdin.readline()
+        save(manager, 3, state(3))
+
+
+def work(line):
+    """A worker: attempts until there is no more input, or it is killed."""
+    while line:
+        attempt(**json.loads(line))
+        line = sys.stdin.readline()
+
+
+def serve():
+    """The server: a worker for the next line, whenever there is none."""
+    answer(up=True)
+    while line := sys.stdin.readline():
+        if (pid := os.fork()) == 0:
+            try:
+                work(line)
+                os._exit(0)
+            except BaseException as error:  # noqa: BLE001 - it has nowhere else to go
+                answer(crash=repr(error))
+                os._exit(1)
+        answer(exit=os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+
+
+if __name__ == "__main__":
+    serve()

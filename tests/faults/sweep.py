@@ -1,0 +1,232 @@
+"""One fault in each call of a kind, one save for each, and what must be true after each of them.
+
+First the calls of an undisturbed save are recorded. Then each call of the kind gets its own run:
+a new run directory with steps 0 and 1, the save of step 2 with the fault in that call, the checks.
+TensorStore may divide its work among its threads otherwise than it did when it was recorded; then
+another call is hit, or none. So the call that was really hit is read from strace's log, and the
+sweep goes on until each recorded call was hit: none is missed, and `Sweep.missed` would tell.
+"""
+
+import contextlib
+import dataclasses
+import json
+import os
+import select
+import shutil
+import signal
+import subprocess
+import sys
+
+import flaxckpt
+from flaxckpt.testing import differences
+from tests.faults.child import KEEP, state
+from tests.faults.tracing import Call, Tracer, injection
+from tests.processes import ROOT, environment
+
+KILL = "signal=SIGKILL"
+PASSES = 10
+TIMEOUT_SECS = 60
+# Before the commit of step 2, after it, and after the deletion of step 0.
+ALLOWED = ([0, 1], [0, 1, 2], [1, 2])
+
+
+class Child:
+    """The server of tests/faults/child.py."""
+
+    def __init__(self):
+        self._worker = None
+        self._process = subprocess.Popen(
+            [sys.executable, "-m", "tests.faults.child"],
+            bufsize=0,
+            cwd=ROOT,
+            env=environment(),
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+        )
+        assert self.hear() == {"up": True}
+
+    def say(self, line):
+        """Gives the child a line."""
+        self._process.stdin.write(f"{line}\n".encode())
+
+    def hear(self):
+        """The child's next line; a worker that hangs is killed."""
+        if not select.select([self._process.stdout], [], [], TIMEOUT_SECS)[0] and self._worker:
+            os.kill(self._worker, signal.SIGKILL)
+            assert self.hear() == {"exit": -signal.SIGKILL}
+            return {"error": None, "message": "the save hung"}
+        return json.loads(self._process.stdout.readline())
+
+    def begin(self, directory, broken):
+        """Has a worker make ready for the save of step 2; the ids of its threads, main first."""
+        self.say(json.dumps({"directory": str(directory), "broken": broken}))
+        heard = self.hear()
+        self._worker = heard["ready"]
+        return [self._worker, *sorted(set(heard["threads"]) - {self._worker})]
+
+    def close(self):
+        """Ends worker and server."""
+        self._process.stdin.close()
+        self._process.stdout.read()
+        self._process.stdout.close()
+        self._process.wait()
+
+
+@dataclasses.dataclass(frozen=True)
+class Run:
+    """One save with one fault.
+
+    Attributes:
+      calls: what was called by the threads that were traced.
+      outcome: how the save ended, in the child's words.
+      problems: what is not as it must be.
+    """
+
+    calls: list[Call]
+    outcome: dict
+    problems: list[str]
+
+
+@dataclasses.dataclass(frozen=True)
+class Sweep:
+    """A fault in every call of a kind.
+
+    Attributes:
+      wanted: the calls that were to be hit.
+      runs: those in which one was hit.
+      missed: the calls that were not hit.
+    """
+
+    wanted: list[Call]
+    runs: list[Run]
+    missed: list[Call]
+
+    @property
+    def problems(self):
+        """Those of all runs."""
+        return [problem for run in self.runs for problem in run.problems]
+
+
+def record(child, directory, broken=""):
+    """The calls of an undisturbed save."""
+    run = _run(child, directory, broken, None, "")
+    assert run.outcome == {"error": None}, run.outcome
+    assert run.problems == []
+    return [call for call in run.calls if call.writes]
+
+
+def sweep(child, tmp_path, kind, fault, broken=""):
+    """Puts `fault` into every call of `kind` of a save."""
+    wanted = [c for c in record(child, tmp_path / "undisturbed", broken) if c.kind == kind]
+    missed = {call.identity: call for call in wanted}
+    runs = []
+    for number, call in [(number, call) for number in range(PASSES) for call in wanted]:
+        if call.identity not in missed:
+            continue
+        run = _run(child, tmp_path / f"{number}-{len(runs)}", broken, call, fault)
+        if hit := [c for c in run.calls if c.hit]:
+            runs.append(run)
+        for each in hit:
+            missed.pop(each.identity, None)
+    return Sweep(wanted, runs, list(missed.values()))
+
+
+def _run(child, directory, broken, call, fault):
+    """One save with `fault` in `call`, and what is wrong after it; without `call` just the save."""
+    threads = child.begin(directory, broken)
+    chosen = threads if call is None else threads[:1] if call.main else threads[1:]
+    log = directory.with_name(f"{directory.name}.strace")
+    tracer = Tracer(chosen, log, [] if call is None else injection(call, fault))
+    child.say("save step 2")
+    outcome = child.hear()
+    tracer.stop()
+    calls = tracer.calls(directory, threads[0])
+    hit = [c for c in calls if c.hit]
+    if "exit" in outcome:
+        problems = problems_after_kill(directory)
+    else:
+        problems = problems_after_error(directory, outcome, hit)
+        child.say("save step 3")
+        problems += problems_of_next(directory, child.hear())
+    where = f"{fault} in {', '.join(f'{c.name} #{c.number} of {c.path}' for c in hit)}"
+    if not problems:
+        shutil.rmtree(directory)
+    return Run(calls, outcome, [f"{where}: {problem}" for problem in problems])
+
+
+@contextlib.contextmanager
+def _noted(problems, what):
+    """Makes a problem of an exception."""
+    try:
+        yield
+    except Exception as error:  # noqa: BLE001 - whatever it is, the test shall say so
+        problems.append(f"{what} failed: {error!r}")
+
+
+def problems_of_steps(directory, *allowed):
+    """What is wrong with the list of steps, and with the steps that are listed."""
+    problems = []
+    with _noted(problems, "reading"):
+        reader = flaxckpt.CheckpointManager(directory, read_only=True)
+        if (steps := reader.steps()) not in allowed:
+            problems.append(f"the steps are {steps}")
+        for step in steps:
+            problems += flaxckpt.verify(directory / str(step)).problems
+            problems += differences(state(step), reader.restore(step=step))
+    return problems
+
+
+def problems_of_files(directory):
+    """What is in the run directory beside steps."""
+    steps = map(str, flaxckpt.CheckpointManager(directory, read_only=True).steps())
+    return [f"rubbish: {name}" for name in sorted({*os.listdir(directory)} - {*steps})]
+
+
+def problems_after_kill(directory):
+    """What is wrong after the death of the process that was saving step 2."""
+    problems = problems_of_steps(directory, *ALLOWED)
+    with _noted(problems, "the next save"):
+        with flaxckpt.CheckpointManager(directory, keep=KEEP) as manager:
+            problems += problems_of_files(directory)
+            step = manager.next_step
+            expected = [*manager.steps(), step][-2:]
+            manager.save(step, state(step))
+        problems += problems_of_steps(directory, expected) + problems_of_files(directory)
+    return problems
+
+
+def problems_after_error(directory, outcome, hit):
+    """What is wrong when the save of step 2 has ended, before anything else is done."""
+    problems = problems_of_steps(directory, *(ALLOWED if hit else ALLOWED[-1:]))
+    # That a directory exists is no news to mkdir; it is checked, whatever mkdir said.
+    harmless = all(c.name in ("mkdir", "mkdirat") and c.occurrence > 1 for c in hit)
+    if outcome["error"] is None and not harmless:
+        problems.append(f"no error reached the caller {outcome.get('message', '')}")
+    return problems
+
+
+def problems_of_next(directory, outcome):
+    """What is wrong when the manager that met the error has saved step 3."""
+    problems = []
+    if outcome["error"] is not None:
+        problems.append(f"the next save of the same manager failed: {outcome}")
+    problems += problems_of_steps(directory, [1, 3], [2, 3])
+    with _noted(problems, "opening"):
+        flaxckpt.CheckpointManager(directory, keep=KEEP).close()
+        problems += problems_of_steps(directory, [1, 3], [2, 3]) + problems_of_files(directory)
+    return problems
+
+
+def tracing_refused():
+    """Why no process can be traced here; empty when it can."""
+    if shutil.which("strace") is None:
+        return "strace is not installed"
+    sleeper = subprocess.Popen(["sleep", "60"])
+    try:
+        Tracer([sleeper.pid], os.devnull).stop()
+    except PermissionError as error:
+        return str(error)
+    finally:
+        sleeper.kill()
+        sleeper.wait()
+    return ""

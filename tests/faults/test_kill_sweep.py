@@ -1,0 +1,23 @@
+"""SIGKILL at every call of a save with retention that can change a file system.
+
+A save of step 2 into a run with steps 0 and 1 and `Keep(last=2)`: mkdir, open for writing, write,
+fsync, rename, unlink and rmdir, by whatever thread; the process dies as it enters the call. After
+each kill every listed step verifies and is restored bit for bit, the steps are those of before or
+after the commit, the next manager removes the rubbish, and its save works. Counted are the
+processes that were really killed in a call; none of the recorded calls may be missing among them.
+"""
+
+import pytest
+
+from tests.faults.sweep import KILL, sweep
+from tests.faults.tracing import KINDS
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_kill_at_any_call_loses_nothing(kind, child, tmp_path, tell):
+    done = sweep(child, tmp_path, kind, KILL)
+    tell(f"kill sweep, {kind}: {len(done.wanted)} calls, {len(done.runs)} processes killed")
+    assert done.wanted
+    assert done.missed == []
+    assert {run.outcome.get("exit") for run in done.runs} == {-9}
+    assert done.problems == []
