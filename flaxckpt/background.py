@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import atexit
+import functools
 import logging
 import threading
 from collections.abc import Callable
@@ -14,13 +16,14 @@ logger = logging.getLogger("flaxckpt")
 class Background:
     """Runs one task at a time in a thread of its own.
 
-    The thread is no daemon, so a script that ends waits for it, however it ends: by its last
-    line, `sys.exit` or an exception. (Thread pools refuse work at that point, and daemons die.)
+    A script that ends waits for it, however it ends: by its last line, `sys.exit` or an exception.
     """
 
-    def __init__(self) -> None:
-        """Nothing runs."""
+    def __init__(self, timeout_secs: float) -> None:
+        """Nothing runs; what will is waited for so long."""
+        self._timeout_secs = timeout_secs
         self._thread: threading.Thread | None = None
+        self._at_exit: Callable[[], None] | None = None
         self._failure: tuple[str, BaseException] | None = None
         self.last_error: BaseException | None = None
 
@@ -31,8 +34,13 @@ class Background:
 
     def start(self, name: str, task: Callable[[], None]) -> None:
         """Runs `task`, called `name` in errors; the one before it has ended and was raised."""
-        self._thread = threading.Thread(target=self._run, args=(name, task), name=name)
-        self._thread.start()
+        # A daemon, because Python would wait for any other thread without a bound; and a thread
+        # of its own, because Python's pools take no work once the interpreter is ending.
+        thread = threading.Thread(target=self._run, args=(name, task), name=name, daemon=True)
+        self._thread = thread
+        self._at_exit = functools.partial(_finish, thread, self._timeout_secs)
+        atexit.register(self._at_exit)
+        thread.start()
 
     def _run(self, name: str, task: Callable[[], None]) -> None:
         """Runs `task` and keeps what it raises; nobody is there to catch it."""
@@ -42,21 +50,23 @@ class Background:
             self.last_error, self._failure = error, (name, error)
             logger.error("%s failed: %s: %s", name, type(error).__name__, error)
 
-    def join(self, timeout_secs: float) -> None:
+    def join(self) -> None:
         """Waits for the running task.
 
         Raises:
-          SaveTimeoutError: when it takes longer.
+          SaveTimeoutError: when it takes too long.
         """
         if self._thread is None:
             return
-        self._thread.join(timeout_secs)
+        self._thread.join(self._timeout_secs)
         if self._thread.is_alive():
             raise SaveTimeoutError(
-                f"{self._thread.name} did not end within {timeout_secs:g} s. It goes on; wait "
-                "again, or give Options(timeout_secs=...) more."
+                f"{self._thread.name} did not end within {self._timeout_secs:g} s. It goes on; "
+                "wait again, or give Options(timeout_secs=...) more."
             )
         self._thread = None
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
 
     def raise_failure(self) -> None:
         """Raises the failure of the last task, once.
@@ -71,3 +81,13 @@ class Background:
             f"{name} failed in the background: {type(error).__name__}: {error}. "
             "The steps before it are intact."
         ) from error
+
+
+def _finish(thread: threading.Thread, timeout_secs: float) -> None:
+    """Waits for `thread` while the interpreter ends, and says so."""
+    if not thread.is_alive():
+        return
+    logger.warning("%s: the script ends, waiting for it at most %g s", thread.name, timeout_secs)
+    thread.join(timeout_secs)
+    if thread.is_alive():
+        logger.error("%s did not end within %g s and is given up", thread.name, timeout_secs)

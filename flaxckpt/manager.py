@@ -14,8 +14,9 @@ from typing import Any, Literal, Self
 from etils import epath
 from jax.sharding import Mesh
 
-from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.errors import CheckpointNotFoundError, InvalidStepError, ManagerError
+from flaxckpt.fallback import restore_intact
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.options import Options
 from flaxckpt.restore import RestoreReport, restore_tree
@@ -30,6 +31,8 @@ from flaxckpt.tree import nnx_objects
 from flaxckpt.writer import Retention, Writer
 
 logger = logging.getLogger("flaxckpt")
+
+OnCorrupt = Literal["raise", "previous"]
 
 
 class CheckpointManager:
@@ -95,6 +98,7 @@ class CheckpointManager:
         retention = Retention(keep, metric, mode)
         self._writer = Writer(self._run, retention, options, async_=async_)
         self._last_step: int | None = None
+        self._damaged: set[int] = set()
         self._closed = False
         if not read_only:
             filesystem.make_directory(self.directory, fsync=options.fsync)
@@ -129,14 +133,16 @@ class CheckpointManager:
         self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None
     ) -> bool:
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
-        if self._run.path(step).exists():
+        damaged = step in self._damaged
+        if self._run.path(step).exists() and not damaged:
             if step != self._last_step:
                 logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
         if self._skip_if_busy and self._writer.background.busy:
             logger.warning("step %d is not saved: the save before it is still running", step)
             return False
-        self.save(step, state, metrics=metrics)
+        self.save(step, state, metrics=metrics, overwrite=damaged)
+        self._damaged.discard(step)
         return True
 
     def save(
@@ -185,22 +191,40 @@ class CheckpointManager:
         step: int | None = None,
         as_numpy: bool = False,
         dtype: DtypePolicy = "error",
+        on_corrupt: OnCorrupt = "raise",
     ) -> Any:
-        """Restores the newest step, or `step`. See `flaxckpt.restore` for the arguments.
+        """Restores the newest step, or `step`. See `flaxckpt.restore` for the other arguments.
 
         What was done is in `report` afterwards.
+
+        Args:
+          target: as for `flaxckpt.restore`.
+          step: which step; by default the newest.
+          as_numpy: as for `flaxckpt.restore`.
+          dtype: as for `flaxckpt.restore`.
+          on_corrupt: what happens when the step is damaged: `raise`, or restore the `previous` one
+            that verifies, with a warning. A damaged step that is reached again is saved anew.
 
         Raises:
           CheckpointNotFoundError: when there is no such step.
           StructureMismatchError: when it does not fit the target.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
+        if on_corrupt not in ("raise", "previous"):
+            raise ValueError(f"on_corrupt={on_corrupt!r} must be raise or previous")
         self.wait()
         step = self._existing(step)
-        checkpoint = open_checkpoint(self._run.path(step))
-        tree, self.report = restore_tree(
-            checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=self._options
-        )
+        older = self.steps() if on_corrupt == "previous" else []
+
+        def restore(checkpoint: Checkpoint) -> tuple[Any, RestoreReport]:
+            return restore_tree(
+                checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=self._options
+            )
+
+        candidates = [step, *(s for s in reversed(older) if s < step)]
+        paths = [(s, self._run.path(s)) for s in candidates]
+        step, tree, self.report = restore_intact(paths, restore, self._options)
+        self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._note(step)
         return tree
@@ -212,11 +236,12 @@ class CheckpointManager:
         mesh: Mesh | None = None,
         rules: Rules | None = None,
         specs: Specs | None = None,
+        on_corrupt: OnCorrupt = "raise",
     ) -> Any:
         """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
 
         Either way every leaf lies where `abstract_state` with these arguments says, and
-        `last_step` tells which it was.
+        `last_step` tells which it was. When there are steps and all are damaged, that is an error.
 
         Raises:
           StructureMismatchError: when the step does not fit what `init_fn` makes.
@@ -226,15 +251,18 @@ class CheckpointManager:
         self.wait()
         if self.latest_step is None:
             return initialise(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
-        return self.restore(abstract)
+        return self.restore(abstract, on_corrupt=on_corrupt)
 
-    def update(self, *objects: Any, step: int | None = None) -> int | None:
+    def update(
+        self, *objects: Any, step: int | None = None, on_corrupt: OnCorrupt = "raise"
+    ) -> int | None:
         """Restores nnx modules, optimizers and other nnx objects in place.
 
         Args:
           *objects: what was saved: `update(model)` after `save(step, model)`, and
             `update(model, optimizer)` after `save(step, (model, optimizer))`.
           step: which step; by default the newest.
+          on_corrupt: as for `restore`.
 
         Returns:
           The step that was restored; `None` when there was none, and nothing was changed.
@@ -250,7 +278,7 @@ class CheckpointManager:
         if step is None and self.latest_step is None:
             return None
         target = objects[0] if len(objects) == 1 else objects
-        restored = self.restore(nnx_objects.split(target)[0], step=step)
+        restored = self.restore(nnx_objects.split(target)[0], step=step, on_corrupt=on_corrupt)
         nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
         return self._last_step
 
@@ -401,7 +429,7 @@ class CheckpointManager:
             self.close()
             return
         self._closed = True
-        self._writer.background.join(self._options.timeout_secs)
+        self._writer.background.join()
 
     def _check_writable(self) -> None:
         """Refuses to write where that was excluded.

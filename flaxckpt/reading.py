@@ -17,6 +17,8 @@ from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
 from flaxckpt.storage import tensorstore_io, zarr3
 
 Parts = Mapping[Region, np.ndarray]
+Value = bytes | CorruptCheckpointError | None
+Values = Iterator[Value]
 
 
 class ArrayRead(NamedTuple):
@@ -59,7 +61,7 @@ def check_arrays(directory: Path, arrays: Sequence[ArrayRead], buffer_bytes: int
 
 def _requested(
     directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int
-) -> Iterator[tuple[_Plan, Iterator[bytes | None]]]:
+) -> Iterator[tuple[_Plan, Values]]:
     """The plan of each read, with the iterator that gives the values of its chunks next."""
     if not reads:
         return
@@ -96,7 +98,7 @@ class _Plan:
         for grid in self._uses:
             yield zarr3.chunk_key(self._read.array.store, grid), size
 
-    def check(self, values: Iterator[bytes | None], directory: Path) -> str:
+    def check(self, values: Values, directory: Path) -> str:
         """What is wrong with the next `values`, the first thing; `""` when all is well."""
         problems = []
         for grid in self._uses:
@@ -106,7 +108,7 @@ class _Plan:
                 problems.append(str(error))
         return problems[0] if problems else ""
 
-    def collect(self, values: Iterator[bytes | None], directory: Path) -> Parts:
+    def collect(self, values: Values, directory: Path) -> Parts:
         """The regions, put together from the next `values`."""
         parts: dict[Region, np.ndarray] = {}
         for grid, uses in self._uses.items():
@@ -131,13 +133,15 @@ class _Plan:
             return parts[region]
         return np.empty(zarr3.stored_region(region, self._storage).shape, self._storage.dtype)
 
-    def _decode(self, value: bytes | None, grid: Shape, directory: Path) -> np.ndarray:
+    def _decode(self, value: Value, grid: Shape, directory: Path) -> np.ndarray:
         """The elements of the chunk at `grid`."""
         try:
             if value is None:
                 raise zarr3.ChunkError("it is missing")
+            if isinstance(value, CorruptCheckpointError):
+                raise value
             return zarr3.decode_chunk(value, self._chunk, self._storage)
-        except zarr3.ChunkError as error:
+        except (zarr3.ChunkError, CorruptCheckpointError) as error:
             key = zarr3.chunk_key(self._read.array.store, grid)
             raise CorruptCheckpointError(
                 f"the leaf {self._read.name} is damaged: {error} (chunk {key}, in "

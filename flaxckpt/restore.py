@@ -37,6 +37,7 @@ class RestoreReport:
         name, saved type, restored type.
       nbytes: the size of the restored arrays, in bytes.
       seconds: how long it took.
+      damaged: newer steps that were passed over because they are damaged, each with its error.
     """
 
     path: str
@@ -44,13 +45,16 @@ class RestoreReport:
     converted: tuple[tuple[str, str, str], ...]
     nbytes: int
     seconds: float
+    damaged: tuple[tuple[int, str], ...] = ()
 
     def __str__(self) -> str:
         """One line for a log."""
         changed = f", {len(self.converted)} converted" if self.converted else ""
+        passed = ", ".join(str(step) for step, _ in self.damaged)
+        damaged = f" (passed over, damaged: {passed})" if passed else ""
         return (
             f"restored {len(self.restored)} leaves{changed}, {self.nbytes / 1e6:.1f} MB in "
-            f"{self.seconds:.3f} s from {self.path}"
+            f"{self.seconds:.3f} s from {self.path}{damaged}"
         )
 
 

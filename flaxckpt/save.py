@@ -11,7 +11,13 @@ import crc32c
 import orjson
 from etils import epath
 
-from flaxckpt.errors import CheckpointNotFoundError, DirectoryError, StepExistsError
+from flaxckpt.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    DirectoryError,
+    StepExistsError,
+    UnsupportedFormatError,
+)
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import orbax, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
@@ -72,6 +78,8 @@ def check_vacant(final: Path, *, overwrite: bool) -> None:
         if not final.exists() or (final.is_dir() and not any(final.iterdir())):
             return
         checkpoint_metadata.read(final)
+    except (CorruptCheckpointError, UnsupportedFormatError):
+        pass  # one of ours, though not one that can be read
     except (CheckpointNotFoundError, OSError) as error:
         raise DirectoryError(
             f"{final} exists and is no checkpoint of flaxckpt, so it is not touched. Save "

@@ -62,7 +62,7 @@ class Writer:
 
     def __init__(self, run: Run, retention: Retention, options: Options, *, async_: bool):
         """A writer for `run`."""
-        self.background = Background()
+        self.background = Background(options.timeout_secs)
         self._run, self._retention, self._options = run, retention, options
         self._async = async_
 
@@ -99,7 +99,7 @@ class Writer:
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
-        self.background.join(self._options.timeout_secs)
+        self.background.join()
         self.background.raise_failure()
 
     def _write(self, job: _Job) -> None:

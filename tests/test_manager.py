@@ -231,7 +231,7 @@ def test_the_timeout_is_an_error_and_the_save_goes_on(run):
         ckpt.save(0, STATE)
         with pytest.raises(errors.SaveTimeoutError, match="did not end within 0.05 s. It goes on"):
             ckpt.wait()
-    ckpt._writer.background.join(60)
+    ckpt._writer.background._thread.join(60)
     assert ckpt.steps() == [0]
 
 

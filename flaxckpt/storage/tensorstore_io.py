@@ -85,16 +85,15 @@ def _batches(items: Items, limit: int) -> Iterator[tuple[list[tuple[str, bytes |
 
 def read_all(
     store: ts.KvStore, requests: Iterable[tuple[str, int]], buffer_bytes: int
-) -> Iterator[bytes | None]:
-    """The values of `requests`, in their order; `None` where there is no value.
+) -> Iterator[bytes | CorruptCheckpointError | None]:
+    """The values of `requests`, in their order: `None` where there is none, or an error.
+
+    One value that cannot be read does not keep the others from being read.
 
     Args:
       store: from `open_store`.
       requests: keys, each with the bytes that its value will have.
       buffer_bytes: how many bytes are read ahead.
-
-    Raises:
-      CorruptCheckpointError: when the database itself is damaged.
     """
     waiting: collections.deque[tuple[ts.Future[ts.KvStore.ReadResult], int]] = collections.deque()
     ahead = 0
@@ -130,12 +129,12 @@ def list_keys(store: ts.KvStore) -> list[str]:
         raise _corrupt(error) from None
 
 
-def _value(future: ts.Future[ts.KvStore.ReadResult]) -> bytes | None:
-    """The value of a read, when it has one."""
+def _value(future: ts.Future[ts.KvStore.ReadResult]) -> bytes | CorruptCheckpointError | None:
+    """The value of a read, or why there is none."""
     try:
         result = future.result()
     except ValueError as error:
-        raise _corrupt(error) from None
+        return _corrupt(error)
     return result.value if result.state == "value" else None
 
 

@@ -121,16 +121,18 @@ def saved(tmp_path_factory):
 
 def damages(checkpoints, kind, rng):
     """Damaged contents for files of `kind`: `(checkpoint, file, what was done, bytes)`."""
-    files = [(saved, file, file.read_bytes()) for saved in checkpoints for file in saved.files(kind)]
+    files = [(saved, file) for saved in checkpoints for file in saved.files(kind)]
     for n in range(FLIPS):
         # Every file has its turn, however small it is.
-        saved, file, data = files[n % len(files)]
+        saved, file = files[n % len(files)]
+        data = file.read_bytes()
         position, bit = rng.randrange(len(data)), rng.randrange(8)
         flipped = bytearray(data)
         flipped[position] ^= 1 << bit
         yield saved, file, f"bit {bit} of byte {position} flipped", bytes(flipped)
     for n in range(TRUNCATIONS):
-        saved, file, data = files[n % len(files)]
+        saved, file = files[n % len(files)]
+        data = file.read_bytes()
         size = rng.randrange(len(data))
         yield saved, file, f"cut to {size} of {len(data)} bytes", data[:size]
 

@@ -20,6 +20,7 @@ import numpy as np
 
 import flaxckpt
 import flaxckpt.writer
+from flaxckpt.storage import filesystem
 from flaxckpt.storage.commit import remove
 
 # `flaxckpt.save` is the function.
@@ -62,6 +63,8 @@ BREAKS = {
     "": contextlib.nullcontext,
     "no rename": lambda: mock.patch.object(SAVE_MODULE, "commit", _commit_in_place),
     "fsync errors are swallowed": lambda: mock.patch("os.fsync", _fsync_and_forget),
+    "files are not synced": lambda: mock.patch("os.fsync"),
+    "directories are not synced": lambda: mock.patch.object(filesystem, "fsync_directories"),
     "old steps go first": lambda: mock.patch("flaxckpt.writer.write", _delete_then_write),
 }
 

@@ -1,5 +1,7 @@
 """The child of the sweeps, one for each process of pytest."""
 
+import sys
+
 import pytest
 
 from tests.faults.sweep import Child, tracing_refused
@@ -16,10 +18,10 @@ def child():
 
 @pytest.fixture
 def tell(capsys):
-    """Prints a line that is seen also when all is well."""
+    """Prints a line that is seen also when all is well, and through xdist."""
 
     def tell(line):
         with capsys.disabled():
-            print(f"\n{line}")
+            print(f"\n{line}", file=sys.stderr)
 
     return tell

@@ -2,10 +2,12 @@
 
 strace counts the calls for `when=N` by thread and by name. So it is attached either to the main
 thread or to all the others, never to both, and a call is addressed by its side, name and number.
+On the other side that number is right when one thread makes all calls, as is mostly the case.
 """
 
 import collections
 import dataclasses
+import os
 import re
 import subprocess
 
@@ -36,7 +38,7 @@ class Call:
     Attributes:
       main: whether the main thread made it.
       name: of the system call.
-      number: among the calls of that name by that thread, from 1.
+      number: among the calls of that name on that side, from 1.
       path: relative to the run, without what is random in it.
       occurrence: among the calls of that name with that path on that side.
       writes: whether it can change something.
@@ -65,7 +67,7 @@ class Call:
 
 
 class Tracer:
-    """strace at work on some threads of a process."""
+    """strace at work on some threads of a process, or without a fault on all, also new ones."""
 
     def __init__(self, threads, log, inject=()):
         """Returns when it is attached.
@@ -76,10 +78,12 @@ class Tracer:
         self._log, self._threads = log, threads
         command = ["strace", "-y", "-s", "0", "-e", "signal=none", "-e", f"trace={_ALL}"]
         command += [*inject, "-o", str(log)]
-        for thread in threads:
+        attached = threads if inject else threads[:1]
+        command += [] if inject else ["-f"]
+        for thread in attached:
             command += ["-p", str(thread)]
         self._process = subprocess.Popen(command, stderr=subprocess.PIPE, text=True)
-        for _ in threads:
+        for _ in attached:
             line = self._process.stderr.readline()
             if "attached" not in line:
                 self.stop()
@@ -114,7 +118,7 @@ def parse(text, directory, main, only):
         pending[thread] = entries[-1]
     numbers, occurrences, calls = collections.Counter(), collections.Counter(), []
     for thread, name, rest in entries:
-        numbers[thread, name] += 1
+        numbers[thread == main, name] += 1
         path = _path(rest)
         if not path.startswith(directory):
             continue
@@ -126,7 +130,7 @@ def parse(text, directory, main, only):
             Call(
                 main=thread == main,
                 name=name,
-                number=numbers[thread, name],
+                number=numbers[thread == main, name],
                 path=path,
                 occurrence=occurrences[thread == main, name, path],
                 writes="open" not in name or re.search("O_WRONLY|O_RDWR|O_CREAT", rest) is not None,
@@ -141,5 +145,5 @@ def _path(arguments):
     """The file that a call is about."""
     if at := _AT_FD.match(arguments):
         directory, name = at.groups()
-        return directory if name is None else name if name[:1] == "/" else f"{directory}/{name}"
+        return os.path.join(directory, name) if name else directory  # data are shown as ""
     return name[1] if (name := _NAME.match(arguments)) else ""

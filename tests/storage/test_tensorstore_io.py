@@ -1,5 +1,7 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -79,7 +81,7 @@ def test_a_database_without_its_manifest_has_no_values(tmp_path):
 def _read_everything(path) -> list[bytes | None]:
     """Every value, from the disk."""
     store = open_store(path)
-    list_keys(store)
+    list_keys(store)  # raises where a node is damaged
     return list(read_all(store, [("a", 1), ("b", 2000)], BUFFER))
 
 
@@ -101,8 +103,9 @@ def test_a_truncated_node_is_corrupt(tmp_path):
     written(tmp_path, [("a", b"1")])
     (node,) = tmp_path.glob("d/*")
     node.write_bytes(node.read_bytes()[:-1])
-    with pytest.raises(CorruptCheckpointError, match=r"the arrays are damaged: .* Restore another"):
-        list(read_all(open_store(tmp_path), [("a", 1)], BUFFER))
+    (found,) = read_all(open_store(tmp_path), [("a", 1)], BUFFER)
+    assert isinstance(found, CorruptCheckpointError)
+    assert re.fullmatch(r"the arrays are damaged: .* Restore another step.", str(found))
 
 
 def test_listing_a_damaged_database_is_corrupt(tmp_path):
@@ -117,8 +120,8 @@ def test_a_missing_data_file_is_corrupt(tmp_path):
     written(tmp_path, [("a", b"1")])
     (node,) = tmp_path.glob("d/*")
     node.unlink()
-    with pytest.raises(CorruptCheckpointError):
-        list(read_all(open_store(tmp_path), [("a", 1)], BUFFER))
+    (found,) = read_all(open_store(tmp_path), [("a", 1)], BUFFER)
+    assert isinstance(found, CorruptCheckpointError)
 
 
 def test_an_error_of_the_source_is_raised(tmp_path):
