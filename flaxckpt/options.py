@@ -18,6 +18,9 @@ class Options:
         beside the state itself. One chunk more than this may be held.
       fsync: whether a save waits until the disk has it. `False` is for scratch disks: a crash of
         the machine may then lose steps that were reported as saved; a crash of the process won't.
+      atomic_rename: whether the file system renames a directory atomically and without copying
+        it. `False` is for buckets that are mounted as directories: a step is then written in place
+        and becomes visible by a marker, and cannot be replaced with `overwrite=True`.
       timeout_secs: how long `wait`, `close` and a save that waits for the one before it wait for
         a save in the background, in seconds, before they raise.
 
@@ -33,6 +36,7 @@ class Options:
     chunk_bytes: int = 64 * MIB
     buffer_bytes: int = 256 * MIB
     fsync: bool = True
+    atomic_rename: bool = True
     timeout_secs: float = 3600.0
 
     def __post_init__(self) -> None:

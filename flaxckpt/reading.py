@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -10,11 +11,12 @@ from typing import NamedTuple
 
 import numpy as np
 
+from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import Storage, from_stored, storage_of
 from flaxckpt.leaves.record import StoredArray
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
-from flaxckpt.storage import tensorstore_io, zarr3
+from flaxckpt.storage import layout, tensorstore_io, zarr3
 
 Parts = Mapping[Region, np.ndarray]
 Value = bytes | CorruptCheckpointError | None
@@ -29,53 +31,70 @@ class ArrayRead(NamedTuple):
     regions: Sequence[Region]
 
 
-def read_arrays(directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int) -> Iterator[Parts]:
+def read_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> Iterator[Parts]:
     """The values of `reads`, in their order.
 
     Args:
-      directory: of the tree, in a checkpoint.
+      checkpoint: where they lie.
       reads: what is wanted.
-      buffer_bytes: how many bytes of chunks are read ahead.
+      ahead: how many bytes of chunks are read ahead.
 
     Raises:
       CorruptCheckpointError: when a chunk is missing or damaged; the leaf and the chunk are named.
     """
-    for plan, values in _requested(directory, reads, buffer_bytes):
-        yield plan.collect(values, directory)
+    for plan, values in _requested(checkpoint, reads, ahead):
+        yield plan.collect(values, checkpoint.item)
 
 
-def check_arrays(directory: Path, arrays: Sequence[ArrayRead], buffer_bytes: int) -> Iterator[str]:
-    """What is wrong with each of `arrays`; nothing is kept of a chunk once it is checked.
+def check_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> Iterator[str]:
+    """What is wrong with each of `reads`; nothing is kept of a chunk once it is checked.
 
     Args:
-      directory: of the tree, in a checkpoint.
-      arrays: what is to be checked.
-      buffer_bytes: how many bytes of chunks are read ahead.
+      checkpoint: where they lie.
+      reads: what is to be checked.
+      ahead: how many bytes of chunks are read ahead.
 
     Raises:
       CorruptCheckpointError: when the database itself cannot be read.
     """
-    for plan, values in _requested(directory, arrays, buffer_bytes):
-        yield plan.check(values, directory)
+    for plan, values in _requested(checkpoint, reads, ahead):
+        yield plan.check(values, checkpoint.item)
 
 
 def _requested(
-    directory: Path, reads: Sequence[ArrayRead], buffer_bytes: int
+    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int
 ) -> Iterator[tuple[_Plan, Values]]:
     """The plan of each read, with the iterator that gives the values of its chunks next."""
     if not reads:
         return
     plans = [_Plan(read) for read in reads]
-    requests = (request for plan in plans for request in plan.requests())
+    attempt = (layout.ATTEMPT_KEY, len(checkpoint.tree.attempt))
+    requests = itertools.chain([attempt], *(plan.requests() for plan in plans))
     try:
-        store = tensorstore_io.open_store(directory)
+        store = tensorstore_io.open_store(checkpoint.item)
     except ValueError as error:
         raise CorruptCheckpointError(
-            f"the arrays at {directory} cannot be opened: {error}. Restore another step."
+            f"the arrays at {checkpoint.item} cannot be opened: {error}. Restore another step."
         ) from None
-    values = tensorstore_io.read_all(store, requests, buffer_bytes)
+    values = tensorstore_io.read_all(store, requests, ahead)
+    _check_attempt(next(values), checkpoint)
     for plan in plans:
         yield plan, values
+
+
+def _check_attempt(value: Value, checkpoint: Checkpoint) -> None:
+    """Checks that the arrays were written by the save that wrote the metadata.
+
+    Raises:
+      CorruptCheckpointError: when they were not.
+    """
+    if isinstance(value, CorruptCheckpointError):
+        raise value
+    if value != checkpoint.tree.attempt.encode():
+        raise CorruptCheckpointError(
+            f"the arrays at {checkpoint.item} are not those of its metadata ({value!r} and "
+            f"{checkpoint.tree.attempt}). Restore another step."
+        )
 
 
 class _Plan:

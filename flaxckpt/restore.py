@@ -127,7 +127,7 @@ def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) 
 def _read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`."""
     reads = [_array_read(leaf) for leaf in leaves if leaf.record.array is not None]
-    parts = read_arrays(checkpoint.item, reads, options.buffer_bytes)
+    parts = read_arrays(checkpoint, reads, options.buffer_bytes)
     values, mismatches = [], []
     for leaf in leaves:
         found = next(parts) if leaf.record.array is not None else None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -25,7 +26,8 @@ from flaxckpt.metadata.tree import SavedFile, SavedTree, encode_tree
 from flaxckpt.options import Options
 from flaxckpt.snapshot import Snapshot, take
 from flaxckpt.storage import filesystem, layout, tensorstore_io
-from flaxckpt.storage.commit import commit, remove_abandoned
+from flaxckpt.storage.commit import Commit, commit_by_rename, remove_abandoned
+from flaxckpt.storage.marker import commit_by_marker, is_committed
 
 
 def save(
@@ -77,6 +79,8 @@ def check_vacant(final: Path, *, overwrite: bool) -> None:
     try:
         if not final.exists() or (final.is_dir() and not any(final.iterdir())):
             return
+        if not is_committed(final):
+            return  # the commit finds out whether its writer lives
         checkpoint_metadata.read(final)
     except (CorruptCheckpointError, UnsupportedFormatError):
         pass  # one of ours, though not one that can be read
@@ -100,18 +104,20 @@ def write(
     options: Options,
 ) -> None:
     """Writes `snapshot` to `final` and commits it. Needs nothing of the caller's state."""
-    fsync = options.fsync
-    with commit(final, described.attempt, overwrite=overwrite, fsync=fsync) as directory:
+    fsync, attempt = options.fsync, described.attempt
+    commit: Commit = commit_by_rename if options.atomic_rename else commit_by_marker
+    with commit(final, attempt, overwrite=overwrite, fsync=fsync) as directory:
         item = directory / layout.ITEM
         item.mkdir()
         store = tensorstore_io.open_store(item, create=True, fsync=fsync)
-        tensorstore_io.write_all(store, snapshot.chunks(), options.buffer_bytes)
+        values = itertools.chain(snapshot.chunks(), [(layout.ATTEMPT_KEY, attempt.encode())])
+        tensorstore_io.write_all(store, values, options.buffer_bytes)
         files = _sizes(item)
-        for name, data in _files_for_orbax(snapshot).items():
+        for name, data in _files_for_orbax(snapshot, options.atomic_rename).items():
             (item / name).parent.mkdir(exist_ok=True)
             filesystem.write_file(item / name, data, fsync=fsync)
             files[name] = SavedFile(len(data), crc32c.crc32c(data))
-        tree_metadata = _tree_metadata(snapshot, described.attempt, files)
+        tree_metadata = _tree_metadata(snapshot, attempt, files)
         filesystem.write_file(item / layout.TREE_METADATA, tree_metadata, fsync=fsync)
         described = CheckpointMetadata(
             described.attempt,
@@ -142,10 +148,11 @@ def _tree_metadata(snapshot: Snapshot, attempt: str, files: Mapping[str, SavedFi
     return sealed_json.seal(members | {"flaxckpt": encode_tree(tree)})
 
 
-def _files_for_orbax(snapshot: Snapshot) -> dict[str, bytes]:
+def _files_for_orbax(snapshot: Snapshot, atomic_rename: bool) -> dict[str, bytes]:
     """The files beside `_METADATA` that only Orbax reads."""
     flat, records = snapshot.flat, snapshot.records
-    files = {}
+    # Where it cannot rely on a rename, Orbax wants a marker in the item too.
+    files = {} if atomic_rename else {layout.COMMIT_SUCCESS: b"the marker is that of the step"}
     shardings = {a.stored.store: a.sharding for a in snapshot.arrays if a.sharding is not None}
     if shardings:
         files[layout.SHARDING] = orjson.dumps(orbax.sharding_file(shardings))

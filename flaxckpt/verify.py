@@ -111,7 +111,7 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
         return
     for name in wrong:
         yield f"the leaf {name}: its zarr.json is missing or does not fit the tree"
-    expected = {key for key, _ in requests}.union(*map(_chunk_keys, arrays))
+    expected = {layout.ATTEMPT_KEY, *(key for key, _ in requests)}.union(*map(_chunk_keys, arrays))
     for key in sorted(found - expected):
         yield f"the value {key} in {checkpoint.item} belongs to no leaf"
 
@@ -146,7 +146,7 @@ def _check_chunks(checkpoint: Checkpoint, buffer_bytes: int) -> list[str]:
 
     def check(share: Sequence[ArrayRead]) -> list[str]:
         try:
-            return list(check_arrays(checkpoint.item, share, buffer_bytes // threads))
+            return list(check_arrays(checkpoint, share, buffer_bytes // threads))
         except CorruptCheckpointError as error:
             return [str(error)]
 

@@ -147,10 +147,11 @@ def test_only_the_chunks_of_a_region_are_read(saved, keys_read):
     record = next(r for r in checkpoint.tree.records if r.name == "both")
     upper = Region((0, 0), (16, 32))
     (parts,) = reading.read_arrays(
-        checkpoint.item, [reading.ArrayRead("both", record.array, [upper])], 1 << 20
+        checkpoint, [reading.ArrayRead("both", record.array, [upper])], 1 << 20
     )
     assert (parts[upper] == np.arange(512).reshape(16, 32)).all()
-    assert sorted(keys_read) == ["both/c/0/0", "both/c/0/1", "both/c/1/0", "both/c/1/1"]
+    chunks = [key for key in keys_read if "/c/" in key]
+    assert sorted(chunks) == ["both/c/0/0", "both/c/0/1", "both/c/1/0", "both/c/1/1"]
 
 
 def test_large_shards_are_cut_into_chunks(tmp_path):

@@ -16,6 +16,7 @@ import orjson
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
 from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.tree import check_format
+from flaxckpt.storage import marker
 from flaxckpt.storage.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
 
 # Orbax finds the reader of an item by this name. Only a handler of its v0 API is found by both
@@ -69,6 +70,8 @@ def read(path: Path) -> CheckpointMetadata:
       UnsupportedFormatError: when a newer flaxckpt wrote it.
     """
     file = path / CHECKPOINT_METADATA
+    if not marker.is_committed(path):
+        raise CheckpointNotFoundError(f"{path} is being written, or its save never ended")
     try:
         text = limits.read_json_file(file)
     except (FileNotFoundError, NotADirectoryError):
@@ -80,6 +83,7 @@ def read(path: Path) -> CheckpointMetadata:
         custom = dict(data["custom_metadata"])
         ours = custom.pop(_OURS)
         check_format(ours, str(file))
+        marker.check_marker(path, ours["attempt"])
         return CheckpointMetadata(
             ours["attempt"],
             int(data["init_timestamp_nsecs"]),

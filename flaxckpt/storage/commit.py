@@ -13,7 +13,8 @@ rename. Window by window, for a crash of the process or of the machine:
 3. The rename. It is atomic, and it fails if the name is taken by a directory that is not empty:
    of two writers of one step one wins, whole, and the other gets `StepExistsError`.
 4. Between the rename and the fsync of the parent directory. A crash of the process loses nothing.
-   A power cut may undo the rename, but then `save` had not returned.
+   A power cut may undo the rename, but then `save` had not returned. (If that fsync fails, the
+   save raises, although the step may be there: it is not known to be durable.)
 5. Replacing (`overwrite=True`). The new directory and the old one exchange their names in one
    system call, so that at every moment one of them, whole, has the name; then the old one, now
    under the temporary name, is removed. Where the kernel has no such call, the old one steps
@@ -21,6 +22,8 @@ rename. Window by window, for a crash of the process or of the machine:
    the two renames leaves the old checkpoint under its temporary name.
 6. Deleting. A step first loses its name by a rename, then its files: a half-deleted step is never
    listed.
+
+Where directories cannot be renamed atomically, `marker` does the same by other means.
 """
 
 from __future__ import annotations
@@ -31,10 +34,12 @@ import errno
 import os
 import time
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Protocol
 
 from flaxckpt.errors import StepExistsError
-from flaxckpt.storage import filesystem, layout
+from flaxckpt.storage import filesystem, layout, marker
 
 # After this, a temporary directory of another machine, whose locks cannot be seen, is rubbish.
 ABANDONED_SECS = 24 * 3600.0
@@ -42,8 +47,17 @@ ABANDONED_SECS = 24 * 3600.0
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
 
 
+class Commit(Protocol):
+    """A way to make a checkpoint visible: `commit_by_rename`, or `marker.commit_by_marker`."""
+
+    def __call__(
+        self, final: Path, attempt: str, *, overwrite: bool, fsync: bool
+    ) -> AbstractContextManager[Path]:
+        """A directory to write into, which is the checkpoint `final` when the block ends."""
+
+
 @contextlib.contextmanager
-def commit(final: Path, attempt: str, *, overwrite: bool, fsync: bool) -> Iterator[Path]:
+def commit_by_rename(final: Path, attempt: str, *, overwrite: bool, fsync: bool) -> Iterator[Path]:
     """A directory to write a checkpoint into; it becomes `final` when the block ends.
 
     When the block raises, `final` is as it was and the directory is gone.
@@ -121,6 +135,10 @@ def remove(path: Path, *, fsync: bool) -> None:
 
     That somebody else has deleted it is no error.
     """
+    if (path / layout.CLAIM).exists():
+        (path / layout.COMMIT_SUCCESS).unlink(missing_ok=True)
+        filesystem.remove_tree(path)
+        return
     temporary = path.with_name(layout.temporary_name(path.name, layout.new_attempt()))
     with filesystem.lock(path.parent, shared=True):
         try:
@@ -133,29 +151,30 @@ def remove(path: Path, *, fsync: bool) -> None:
 
 
 def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
-    """Removes the temporary directories of writers that are gone; returns what was removed.
+    """Removes what writers that are gone left unfinished; returns what was removed.
 
     Args:
-      directory: where they lie.
-      name: only those of the checkpoint of this name.
+      directory: where it lies.
+      name: only that of the checkpoint of this name.
     """
     found = [
-        (path, parsed)
+        (path, unfinished[1])
         for path in directory.iterdir()
-        if (parsed := layout.parse_temporary(path.name)) and name in (None, parsed[0])
         if path.is_dir() and not path.is_symlink()
+        if (unfinished := layout.parse_temporary(path.name) or marker.unfinished(path))
+        if name in (None, unfinished[0])
     ]
     if not found:
         return []
     with filesystem.lock(directory, shared=False):
-        removed = [path for path, (_, host) in found if _is_abandoned(path, host)]
+        removed = [path for path, host in found if _is_abandoned(path, host)]
         for path in removed:
             filesystem.remove_tree(path)
     return removed
 
 
 def _is_abandoned(path: Path, host: str) -> bool:
-    """Whether the writer of a temporary directory is gone."""
+    """Whether the writer of an unfinished checkpoint is gone."""
     try:
         if host == layout.host_name():
             return not filesystem.is_locked(path)

@@ -11,6 +11,8 @@ FORMAT_VERSION = 1
 # In a checkpoint (a step of a run, or a path given to `save`):
 CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 PINNED = "PINNED"
+CLAIM = "_CLAIM"
+COMMIT_SUCCESS = "commit_success.txt"
 ITEM = "state"
 
 # In the item directory:
@@ -19,6 +21,9 @@ SHARDING = "_sharding"
 ARRAY_METADATAS = "array_metadatas"
 STRINGS = "_strings.json"
 MANIFEST = "manifest.ocdbt"
+
+# In the key-value store; no array has it, as theirs end in zarr.json or a chunk.
+ATTEMPT_KEY = "flaxckpt.attempt"
 
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _TEMPORARY = re.compile(r"(.+)\.flaxckpt-tmp-(.+)-([0-9a-f]{12})")

@@ -34,7 +34,7 @@ WRITER = """
 
 # Stops itself in the middle of saving step 5, before the n-th call of a function of the library.
 ZOMBIE = """
-    import os, signal, sys, flaxckpt
+    import signal, sys, threading, flaxckpt
     from flaxckpt import errors
     from flaxckpt.storage import commit, filesystem
     from tests.durability.test_two_writers import state
@@ -45,7 +45,8 @@ ZOMBIE = """
         global calls
         calls += 1
         if calls == nth:
-            os.kill(os.getpid(), signal.SIGSTOP)
+            # Sent to this thread: sent to the process, another thread might get it, later.
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         return function(*args, **kwargs)
     ckpt = flaxckpt.CheckpointManager(directory, async_=async_)
     setattr(module, name, stopping)

@@ -2,16 +2,18 @@
 
 It imports everything once and then forks a worker for each worker that was killed, before jax has
 a backend or TensorStore a thread; so a new victim costs a fraction of a second. Who reads standard
-input, server or worker, takes one line of JSON for an attempt: the directory of a new run, and
-which part of the protocol to break on purpose (`BREAKS`). The worker saves steps 0 and 1, which
-also warms it up, and answers `ready`; at the next line it saves step 2, whose commit makes
-retention delete step 0, and says how that ended; at the next line likewise step 3, with the same
-manager. The tracer is attached only around step 2. The server answers `exit` for a dead worker.
+input, server or worker, takes one line of JSON for an attempt: the directory of a new run, the
+step to save, and which part of the protocol to break on purpose (`BREAKS`). The worker saves steps
+0 and 1, which also warms it up, and answers `ready`; at the next line it makes the save that is
+traced, of step 2, whose commit makes retention delete step 0, or of step 1 again; and says how
+that ended; at the next line likewise step 3, with the same manager. The server answers `exit` for
+a dead worker.
 """
 
 import contextlib
 import json
 import os
+import shutil
 import sys
 from unittest import mock
 
@@ -23,8 +25,6 @@ import flaxckpt.writer
 from flaxckpt.storage import filesystem
 from flaxckpt.storage.commit import remove
 
-# `flaxckpt.save` is the function.
-SAVE_MODULE = sys.modules["flaxckpt.save"]
 KEEP = flaxckpt.Keep(last=2)
 
 
@@ -39,11 +39,12 @@ def state(step):
     }
 
 
-@contextlib.contextmanager
-def _commit_in_place(final, attempt, *, overwrite, fsync):
-    """`commit` without a temporary name and without a rename."""
-    final.mkdir()
-    yield final
+def _copy(old, new, *, rename=os.rename):
+    """`os.rename` that gives step 2 its name file by file."""
+    if os.path.basename(new) == "2":
+        shutil.copytree(old, new)
+    else:
+        rename(old, new)
 
 
 def _fsync_and_forget(fd, fsync=os.fsync):
@@ -54,14 +55,15 @@ def _fsync_and_forget(fd, fsync=os.fsync):
 
 def _delete_then_write(snapshot, final, described, *, write=flaxckpt.writer.write, **options):
     """`write` that makes room first."""
-    if final.name == "2":
-        remove(final.with_name("0"), fsync=True)
+    old = {"1": final, "2": final.with_name("0")}.get(final.name)
+    if old is not None and old.exists():
+        remove(old, fsync=True)
     write(snapshot, final, described, **options)
 
 
 BREAKS = {
     "": contextlib.nullcontext,
-    "no rename": lambda: mock.patch.object(SAVE_MODULE, "commit", _commit_in_place),
+    "copied, not renamed": lambda: mock.patch("os.rename", _copy),
     "fsync errors are swallowed": lambda: mock.patch("os.fsync", _fsync_and_forget),
     "files are not synced": lambda: mock.patch("os.fsync"),
     "directories are not synced": lambda: mock.patch.object(filesystem, "fsync_directories"),
@@ -74,17 +76,17 @@ def answer(**said):
     print(json.dumps(said), flush=True)
 
 
-def save(manager, step, tree):
+def save(manager, step, tree, overwrite=False):
     """Saves and says how it ended."""
     try:
-        manager.save(step, tree)
+        manager.save(step, tree, overwrite=overwrite)
     except Exception as error:  # noqa: BLE001 - the test judges it
         answer(error=type(error).__name__, message=str(error))
     else:
         answer(error=None)
 
 
-def attempt(directory, broken):
+def attempt(directory, saved, broken):
     """One attempt, as the test asks for it line by line."""
     with BREAKS[broken]():
         manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False)
@@ -93,7 +95,7 @@ def attempt(directory, broken):
         tree = state(2)
         answer(ready=os.getpid(), threads=[int(name) for name in os.listdir("/proc/self/task")])
         sys.stdin.readline()
-        save(manager, 2, tree)
+        save(manager, saved, tree, overwrite=saved == 1)
         sys.stdin.readline()
         save(manager, 3, state(3))
 

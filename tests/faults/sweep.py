@@ -1,7 +1,7 @@
 """One fault in each call of a kind, one save for each, and what must be true after each of them.
 
 First the calls of an undisturbed save are recorded. Then each call of the kind gets its own run:
-a new run directory with steps 0 and 1, the save of step 2 with the fault in that call, the checks.
+a new run directory with steps 0 and 1, the save with the fault in that call, the checks.
 TensorStore may divide its work among several threads, each with a count of its own; then another
 call is hit, or none. So the call that was really hit is read from strace's log, and the
 sweep goes on until each recorded call was hit: none is missed, and `Sweep.missed` would tell.
@@ -26,8 +26,32 @@ from tests.processes import ROOT, environment
 KILL = "signal=SIGKILL"
 PASSES = 25
 TIMEOUT_SECS = 60
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What is saved into a run with the steps 0 and 1, of which two are kept.
+
+    Attributes:
+      saved: the step; its state is `state(2)`.
+      allowed: the steps that there may be after a fault; the last are those without one.
+      broken: which part of the protocol is broken on purpose.
+    """
+
+    saved: int
+    allowed: tuple[list[int], ...]
+    broken: str = ""
+
+    def states(self, step):
+        """What may be in `step`."""
+        return [state(step), state(2)] if step == self.saved else [state(step)]
+
+
 # Before the commit of step 2, after it, and after the deletion of step 0.
-ALLOWED = ([0, 1], [0, 1, 2], [1, 2])
+RETENTION = Scenario(2, ([0, 1], [0, 1, 2], [1, 2]))
+# Step 1 is there before and after it is replaced.
+OVERWRITE = Scenario(1, ([0, 1],))
+SCENARIOS = {"retention": RETENTION, "overwrite": OVERWRITE}
 
 
 class Child:
@@ -60,9 +84,10 @@ class Child:
             raise AssertionError(f"{heard}, then {self.hear()}")
         return heard
 
-    def begin(self, directory, broken):
-        """Has a worker make ready for the save of step 2; the ids of its threads, main first."""
-        self.say(json.dumps({"directory": str(directory), "broken": broken}))
+    def begin(self, directory, scenario):
+        """Has a worker make ready for the save; the ids of its threads, main first."""
+        task = {"directory": str(directory), "saved": scenario.saved, "broken": scenario.broken}
+        self.say(json.dumps(task))
         heard = self.hear()
         self._worker = heard["ready"]
         return [self._worker, *sorted(set(heard["threads"]) - {self._worker})]
@@ -110,23 +135,23 @@ class Sweep:
         return [problem for run in self.runs for problem in run.problems]
 
 
-def record(child, directory, broken=""):
+def record(child, directory, scenario):
     """The calls of an undisturbed save."""
-    run = _run(child, directory, broken, None, "")
+    run = _run(child, directory, scenario, None, "")
     assert run.outcome == {"error": None}, run.outcome
     assert run.problems == []
     return [call for call in run.calls if call.writes]
 
 
-def sweep(child, tmp_path, kind, fault, broken=""):
+def sweep(child, tmp_path, scenario, kind, fault):
     """Puts `fault` into every call of `kind` of a save."""
-    wanted = [c for c in record(child, tmp_path / "undisturbed", broken) if c.kind == kind]
+    wanted = [c for c in record(child, tmp_path / "undisturbed", scenario) if c.kind == kind]
     missed = {call.identity: call for call in wanted}
     runs = []
     for number, call in [(number, call) for number in range(PASSES) for call in wanted]:
         if call.identity not in missed:
             continue
-        run = _run(child, tmp_path / f"{number}-{len(runs)}", broken, call, fault)
+        run = _run(child, tmp_path / f"{number}-{len(runs)}", scenario, call, fault)
         if hit := [c for c in run.calls if c.hit]:
             runs.append(run)
         for each in hit:
@@ -134,24 +159,24 @@ def sweep(child, tmp_path, kind, fault, broken=""):
     return Sweep(wanted, runs, list(missed.values()))
 
 
-def _run(child, directory, broken, call, fault):
+def _run(child, directory, scenario, call, fault):
     """One save with `fault` in `call`, and what is wrong after it; without `call` just the save."""
-    threads = child.begin(directory, broken)
+    threads = child.begin(directory, scenario)
     chosen = threads if call is None else threads[:1] if call.main else threads[1:]
     log = directory.with_name(f"{directory.name}.strace")
     tracer = Tracer(chosen, log, [] if call is None else injection(call, fault))
-    child.say("save step 2")
+    child.say("save")
     outcome = child.hear()
     tracer.stop()
     calls = tracer.calls(directory, threads[0])
     hit = [c for c in calls if c.hit]
     if "exit" in outcome:
-        problems = problems_after_kill(directory)
+        problems = problems_after_kill(directory, scenario)
         problems += ["the save hung"] if "hung" in outcome else []
     else:
-        problems = problems_after_error(directory, outcome, hit)
+        problems = problems_after_error(directory, scenario, outcome, hit)
         child.say("save step 3")
-        problems += problems_of_next(directory, child.hear())
+        problems += problems_of_next(directory, scenario, child.hear())
     where = f"{fault} in {', '.join(f'{c.name} #{c.number} of {c.path}' for c in hit)}"
     if not problems:
         shutil.rmtree(directory)
@@ -167,7 +192,7 @@ def _noted(problems, what):
         problems.append(f"{what} failed: {error!r}")
 
 
-def problems_of_steps(directory, *allowed):
+def problems_of_steps(directory, scenario, allowed):
     """What is wrong with the list of steps, and with the steps that are listed."""
     problems = []
     with _noted(problems, "reading"):
@@ -176,7 +201,8 @@ def problems_of_steps(directory, *allowed):
             problems.append(f"the steps are {steps}")
         for step in steps:
             problems += flaxckpt.verify(directory / str(step)).problems
-            problems += differences(state(step), reader.restore(step=step))
+            found = reader.restore(step=step)
+            problems += min((differences(s, found) for s in scenario.states(step)), key=len)
     return problems
 
 
@@ -186,22 +212,25 @@ def problems_of_files(directory):
     return [f"rubbish: {name}" for name in sorted({*os.listdir(directory)} - {*steps})]
 
 
-def problems_after_kill(directory):
-    """What is wrong after the death of the process that was saving step 2."""
-    problems = problems_of_steps(directory, *ALLOWED)
+def problems_after_kill(directory, scenario):
+    """What is wrong after the death of the process that was saving."""
+    problems = problems_of_steps(directory, scenario, scenario.allowed)
     with _noted(problems, "the next save"):
         with flaxckpt.CheckpointManager(directory, keep=KEEP) as manager:
             problems += problems_of_files(directory)
             step = manager.next_step
             expected = [*manager.steps(), step][-2:]
             manager.save(step, state(step))
-        problems += problems_of_steps(directory, expected) + problems_of_files(directory)
+        problems += problems_of_steps(directory, scenario, [expected]) + problems_of_files(
+            directory
+        )
     return problems
 
 
-def problems_after_error(directory, outcome, hit):
-    """What is wrong when the save of step 2 has ended, before anything else is done."""
-    problems = problems_of_steps(directory, *(ALLOWED if hit else ALLOWED[-1:]))
+def problems_after_error(directory, scenario, outcome, hit):
+    """What is wrong when the save has ended, before anything else is done."""
+    allowed = scenario.allowed if hit else scenario.allowed[-1:]
+    problems = problems_of_steps(directory, scenario, allowed)
     # That a directory exists is no news to mkdir; it is checked, whatever mkdir said.
     harmless = all(c.name in ("mkdir", "mkdirat") and c.occurrence > 1 for c in hit)
     if outcome["error"] is None and not harmless:
@@ -209,15 +238,17 @@ def problems_after_error(directory, outcome, hit):
     return problems
 
 
-def problems_of_next(directory, outcome):
+def problems_of_next(directory, scenario, outcome):
     """What is wrong when the manager that met the error has saved step 3."""
     problems = []
     if outcome != {"error": None}:
         problems.append(f"the next save of the same manager failed: {outcome}")
-    problems += problems_of_steps(directory, [1, 3], [2, 3])
+    problems += problems_of_steps(directory, scenario, ([1, 3], [2, 3]))
     with _noted(problems, "opening"):
         flaxckpt.CheckpointManager(directory, keep=KEEP).close()
-        problems += problems_of_steps(directory, [1, 3], [2, 3]) + problems_of_files(directory)
+        problems += problems_of_steps(directory, scenario, ([1, 3], [2, 3])) + problems_of_files(
+            directory
+        )
     return problems
 
 

@@ -1,6 +1,6 @@
-"""ENOSPC and EIO from every call of a save with retention that can change a file system.
+"""ENOSPC and EIO from every call of a save that can change a file system.
 
-The save is that of test_kill_sweep.py. An exception must reach the caller, also when step 2 is
+The saves are those of test_kill_sweep.py. An exception must reach the caller, also when step 2 is
 committed and only step 0 cannot be deleted. No step that is listed is half-written, the same
 manager saves the next step, and after the next manager was opened there is no rubbish. One call
 may fail without an exception: the mkdir of a directory that exists. Counted are the saves in
@@ -11,16 +11,18 @@ import collections
 
 import pytest
 
-from tests.faults.sweep import sweep
+from tests.faults.sweep import SCENARIOS, sweep
 from tests.faults.tracing import KINDS
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_an_error_of_any_call_reaches_the_caller(kind, error, child, tmp_path, tell):
-    done = sweep(child, tmp_path, kind, f"error={error}")
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_an_error_of_any_call_reaches_the_caller(scenario, kind, error, child, tmp_path, tell):
+    done = sweep(child, tmp_path, SCENARIOS[scenario], kind, f"error={error}")
     raised = dict(collections.Counter(run.outcome.get("error") for run in done.runs))
-    tell(f"{error} sweep, {kind}: {len(done.wanted)} calls, {len(done.runs)} failed: {raised}")
+    calls, failed = len(done.wanted), len(done.runs)
+    tell(f"{error} sweep, {scenario}, {kind}: {calls} calls, {failed} failed, raised {raised}")
     assert done.wanted
     assert done.missed == []
     assert done.problems == []

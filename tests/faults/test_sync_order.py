@@ -2,12 +2,15 @@
 
 In the trace of one save, each file and each directory below the temporary name is fsynced after
 its last change and before the rename; the run directory is fsynced after the rename and before
-the old step loses its name.
+the old step loses its name. Where that last fsync fails, nothing old is deleted: the disk may
+still have the old name.
 """
+
+import dataclasses
 
 import pytest
 
-from tests.faults.sweep import record
+from tests.faults.sweep import RETENTION, SCENARIOS, record, sweep
 
 
 def unsynced(calls):
@@ -27,8 +30,21 @@ def unsynced(calls):
     return late
 
 
+def deleted_early(calls):
+    """What was deleted after the rename of the commit and before a fsync of the run directory."""
+    pending, early = False, []
+    for call in calls:
+        if call.kind == "rename" and "/" not in call.path and not call.error:
+            pending = True
+        elif call.kind == "fsync" and call.path == "." and not call.error:
+            pending = False
+        elif call.kind == "unlink" and pending:
+            early.append(call.path)
+    return early
+
+
 def test_all_of_it_is_on_disk_before_the_rename(child, tmp_path, tell):
-    calls = record(child, tmp_path / "run")
+    calls = record(child, tmp_path / "run", RETENTION)
     syncs = sum(call.kind == "fsync" for call in calls)
     tell(f"one save with retention: {len(calls)} calls that change something, {syncs} fsyncs")
     assert [c.path[:2] for c in calls if c.kind == "rename" and "/" not in c.path] == ["2.", "0"]
@@ -46,5 +62,21 @@ BROKEN = [
 
 @pytest.mark.parametrize(("broken", "noticed"), BROKEN)
 def test_a_sync_left_out_is_noticed(broken, noticed, child, tmp_path):
-    late = unsynced(record(child, tmp_path / "run", broken))
+    scenario = dataclasses.replace(RETENTION, broken=broken)
+    late = unsynced(record(child, tmp_path / "run", scenario))
     assert any(path.endswith(noticed) for path in late), late
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_is_deleted_before_the_commit_is_durable(scenario, child, tmp_path):
+    calls = record(child, tmp_path / "run", SCENARIOS[scenario])
+    assert sum(call.kind == "unlink" for call in calls) > 0
+    assert deleted_early(calls) == []
+
+
+@pytest.mark.parametrize("scenario", SCENARIOS)
+def test_nothing_is_deleted_when_the_commit_is_not_known_to_be_durable(scenario, child, tmp_path):
+    done = sweep(child, tmp_path, SCENARIOS[scenario], "fsync", "error=EIO")
+    failed = [run for run in done.runs if any(c.hit and c.path == "." for c in run.calls)]
+    assert failed
+    assert [path for run in failed for path in deleted_early(run.calls)] == []

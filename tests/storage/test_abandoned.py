@@ -8,13 +8,14 @@ import time
 import pytest
 
 from flaxckpt.storage import layout
-from flaxckpt.storage.commit import ABANDONED_SECS, commit, remove_abandoned
+from flaxckpt.storage.commit import ABANDONED_SECS, commit_by_rename, remove_abandoned
 
 ATTEMPT = "0123456789ab"
 HOLD_THE_LOCK = """
 import pathlib, sys
-from flaxckpt.storage.commit import commit
-with commit(pathlib.Path(sys.argv[1]), "0123456789ab", overwrite=False, fsync=False) as path:
+from flaxckpt.storage.commit import commit_by_rename
+final = pathlib.Path(sys.argv[1])
+with commit_by_rename(final, "0123456789ab", overwrite=False, fsync=False) as path:
     (path / "half").write_text("written")
     print("locked", flush=True)
     sys.stdin.read()
@@ -27,7 +28,7 @@ def listing(directory) -> list[str]:
 
 
 def test_the_directory_of_a_writer_in_this_process_is_left_alone(tmp_path):
-    with commit(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path:
+    with commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path:
         (path / "x").write_text("")
         assert remove_abandoned(tmp_path) == []
     assert listing(tmp_path) == ["1"]

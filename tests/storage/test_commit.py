@@ -9,14 +9,14 @@ import pytest
 from flaxckpt.errors import StepExistsError
 from flaxckpt.storage import commit as commit_module
 from flaxckpt.storage import layout
-from flaxckpt.storage.commit import commit, remove, remove_abandoned
+from flaxckpt.storage.commit import commit_by_rename, remove, remove_abandoned
 
 ATTEMPT = "0123456789ab"
 
 
 def write(final, text="new", *, overwrite=False, fsync=False):
     """Commits a checkpoint of one file."""
-    with commit(final, layout.new_attempt(), overwrite=overwrite, fsync=fsync) as path:
+    with commit_by_rename(final, layout.new_attempt(), overwrite=overwrite, fsync=fsync) as path:
         (path / "file").write_text(text)
 
 
@@ -43,7 +43,7 @@ def exchange(request, monkeypatch):
 @pytest.mark.parametrize("fsync", [False, True])
 def test_a_checkpoint_appears_when_the_block_ends(tmp_path, fsync):
     final = tmp_path / "1"
-    with commit(final, ATTEMPT, overwrite=False, fsync=fsync) as path:
+    with commit_by_rename(final, ATTEMPT, overwrite=False, fsync=fsync) as path:
         (path / "file").write_text("new")
         assert not final.exists()
     assert (final / "file").read_text() == "new"
@@ -51,7 +51,7 @@ def test_a_checkpoint_appears_when_the_block_ends(tmp_path, fsync):
 
 
 def test_what_is_being_written_has_a_temporary_name(tmp_path):
-    with commit(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path:
+    with commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path:
         assert path.name == layout.temporary_name("1", ATTEMPT)
         (path / "x").write_text("")
 
@@ -60,7 +60,7 @@ def test_what_is_being_written_has_a_temporary_name(tmp_path):
 def test_a_block_that_raises_leaves_nothing(tmp_path, error):
     with (
         pytest.raises(type(error)),
-        commit(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path,
+        commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=False, fsync=False) as path,
     ):
         (path / "file").write_text("half")
         raise error
@@ -72,7 +72,7 @@ def test_a_block_that_raises_leaves_the_old_checkpoint(tmp_path, overwrite):
     write(tmp_path / "1", "old")
     with (
         pytest.raises(OSError, match="disk full"),
-        commit(tmp_path / "1", ATTEMPT, overwrite=overwrite, fsync=False),
+        commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=overwrite, fsync=False),
     ):
         raise OSError("disk full")
     assert (tmp_path / "1" / "file").read_text() == "old"
@@ -91,7 +91,7 @@ def test_overwrite_replaces_and_leaves_nothing_else(tmp_path, fsync):
 @pytest.mark.usefixtures("exchange")
 def test_the_old_checkpoint_lives_until_the_new_one_is_whole(tmp_path):
     write(tmp_path / "1", "old")
-    with commit(tmp_path / "1", ATTEMPT, overwrite=True, fsync=False) as path:
+    with commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=True, fsync=False) as path:
         (path / "file").write_text("new")
         assert (tmp_path / "1" / "file").read_text() == "old"
 
@@ -108,7 +108,7 @@ def test_the_old_checkpoint_comes_back_when_the_new_one_cannot_take_its_place(
     write(tmp_path / "1", "old")
     with (
         pytest.raises(OSError, match="No such file"),
-        commit(tmp_path / "1", ATTEMPT, overwrite=True, fsync=False) as path,
+        commit_by_rename(tmp_path / "1", ATTEMPT, overwrite=True, fsync=False) as path,
     ):
         (path / "file").write_text("new")
         # Found out only by the second rename.
@@ -127,7 +127,7 @@ def test_of_two_writers_the_second_gets_an_error_and_changes_nothing(tmp_path):
     final = tmp_path / "1"
     with (
         pytest.raises(StepExistsError, match="committed by another writer"),
-        commit(final, ATTEMPT, overwrite=False, fsync=False) as path,
+        commit_by_rename(final, ATTEMPT, overwrite=False, fsync=False) as path,
     ):
         (path / "file").write_text("second")
         write(final, "first")
@@ -140,7 +140,9 @@ def test_of_many_writers_one_wins_whole(tmp_path):
 
     def run(i):
         try:
-            with commit(tmp_path / "1", layout.new_attempt(), overwrite=False, fsync=False) as path:
+            with commit_by_rename(
+                tmp_path / "1", layout.new_attempt(), overwrite=False, fsync=False
+            ) as path:
                 for name in "ab":
                     (path / name).write_text(str(i))
                 barrier.wait()

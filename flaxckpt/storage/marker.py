@@ -1,0 +1,112 @@
+"""How a checkpoint becomes visible where a directory cannot be renamed atomically: by a marker.
+
+Buckets that are mounted as a file system copy every object when a directory is renamed. There a
+checkpoint is written under its own name, and counts only once its marker, written last, is there:
+
+1. A claim with the attempt's id is created in the directory; only one writer can. Whoever finds a
+   claim but no marker sees a step that is being written, or whose writer is gone: not a step.
+2. The files are written, and made durable.
+3. The writer looks whether the claim is still its own (the rubbish of a writer that was silent for
+   too long may have been removed, and the step been claimed anew), and creates the marker with the
+   attempt's id, which fails if there is one. From here on the step is committed.
+4. Readers compare the ids in the marker, in the metadata and in the key-value store, so that the
+   files of two attempts are never taken for one checkpoint.
+5. Deleting begins with the marker.
+
+A checkpoint cannot be replaced in this way: there would be a time without either.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from pathlib import Path
+
+from flaxckpt.errors import CorruptCheckpointError, StepExistsError
+from flaxckpt.storage import filesystem, layout
+
+
+@contextlib.contextmanager
+def commit_by_marker(final: Path, attempt: str, *, overwrite: bool, fsync: bool) -> Iterator[Path]:
+    """As `commit.commit_by_rename`, but `final` is written in place.
+
+    Raises:
+      StepExistsError: when `final` is committed, or claimed by another writer.
+    """
+    if overwrite and is_committed(final):
+        raise StepExistsError(
+            f"{final} is committed, and without an atomic rename it cannot be replaced safely. "
+            "Delete it first, or save another step."
+        )
+    with contextlib.ExitStack() as stack:
+        with filesystem.lock(final.parent, shared=True):
+            final.mkdir(exist_ok=True)
+            _create(final / layout.CLAIM, f"{attempt} {layout.host_name()}", fsync=fsync)
+            stack.enter_context(filesystem.lock(final, shared=True))
+        try:
+            yield final
+            _publish(final, attempt, fsync=fsync)
+        except BaseException:
+            if _claimant(final)[0] == attempt and not is_committed(final):
+                filesystem.remove_tree(final)
+            raise
+
+
+def _publish(final: Path, attempt: str, *, fsync: bool) -> None:
+    """Creates the marker, when the claim is still that of `attempt`."""
+    if fsync:
+        filesystem.fsync_directories(final)
+    if _claimant(final)[0] != attempt:
+        raise StepExistsError(f"{final} was claimed by another writer while it was written")
+    _create(final / layout.COMMIT_SUCCESS, attempt, fsync=fsync)
+    if fsync:
+        filesystem.fsync_path(final)
+        filesystem.fsync_path(final.parent)
+
+
+def _create(path: Path, content: str, *, fsync: bool) -> None:
+    """Creates a file that must not exist."""
+    try:
+        filesystem.write_file(path, content.encode(), fsync=fsync)
+    except FileExistsError:
+        raise StepExistsError(
+            f"{path.parent} exists already, or is being written by another writer"
+        ) from None
+
+
+def _claimant(path: Path) -> tuple[str, str]:
+    """The attempt and the host that claimed the checkpoint at `path`; empty when nobody did."""
+    attempt, _, host = (_read(path / layout.CLAIM) or "").partition(" ")
+    return attempt, host
+
+
+def is_committed(path: Path) -> bool:
+    """Whether the checkpoint at `path` is visible: without a claim it is, by its name."""
+    return not (path / layout.CLAIM).exists() or (path / layout.COMMIT_SUCCESS).exists()
+
+
+def check_marker(path: Path, attempt: str) -> None:
+    """Checks that the marker, where there is one, is that of `attempt`.
+
+    Raises:
+      CorruptCheckpointError: when it is another's.
+    """
+    marker = _read(path / layout.COMMIT_SUCCESS)
+    if marker not in (None, attempt):
+        raise CorruptCheckpointError(
+            f"the files at {path} are of two different saves ({marker} and {attempt}). "
+            "Restore another step."
+        )
+
+
+def unfinished(path: Path) -> tuple[str, str] | None:
+    """The name and the host of a checkpoint that was claimed and is not committed, or `None`."""
+    return None if is_committed(path) else (path.name, _claimant(path)[1])
+
+
+def _read(path: Path) -> str | None:
+    """The attempt's id in a file; `None` when there is no such file."""
+    try:
+        return path.read_text()
+    except (FileNotFoundError, NotADirectoryError):
+        return None
