@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 from pathlib import Path
 
 from etils import epath
@@ -48,14 +50,14 @@ def open_checkpoint(path: epath.PathLike) -> Checkpoint:
         described = checkpoint_metadata.read(directory)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
+    with unchanged(directory, described):
+        return Checkpoint(directory, described, _read_tree(directory, described))
+
+
+def _read_tree(directory: Path, described: CheckpointMetadata) -> SavedTree:
+    """The tree of the checkpoint that `described` belongs to, with what it claims checked."""
     file = directory / layout.ITEM / layout.TREE_METADATA
-    try:
-        data = sealed_json.unseal(limits.read_json_file(file), str(file))
-    except FileNotFoundError:
-        raise CorruptCheckpointError(
-            f"the checkpoint at {directory} is incomplete: {layout.ITEM}/{layout.TREE_METADATA} "
-            "is missing. Restore another step."
-        ) from None
+    data = sealed_json.unseal(limits.read_json_file(file), str(file))
     tree = decode_tree(data.get("flaxckpt"), str(file))
     if tree.attempt != described.attempt:
         raise CorruptCheckpointError(
@@ -64,25 +66,44 @@ def open_checkpoint(path: epath.PathLike) -> Checkpoint:
         )
     limits.check_structure(tree.nodes, tree.records, str(file))
     limits.check_sizes(directory / layout.ITEM, tree.records)
-    return Checkpoint(directory, described, tree)
+    return tree
 
 
-def check_still_there(checkpoint: Checkpoint, error: Exception) -> None:
-    """Finds out whether `error`, met while reading, only means that the checkpoint is gone.
+@contextlib.contextmanager
+def unchanged(path: Path, described: CheckpointMetadata) -> Iterator[None]:
+    """Makes sure that what is read in the block is the checkpoint that `described` belongs to.
 
-    Retention deletes steps while others may read them.
+    Retention deletes steps, and `overwrite=True` replaces them, while others may read them. What
+    was read of two checkpoints is refused, and what went wrong because one is gone is said to be
+    that, and no damage.
 
     Raises:
-      CheckpointNotFoundError: when it was deleted or replaced since it was opened.
+      CheckpointNotFoundError: when the checkpoint was deleted or replaced.
+      CorruptCheckpointError: when it is there, but a file of it is not.
     """
     try:
-        if checkpoint_metadata.read(checkpoint.path).attempt == checkpoint.described.attempt:
+        yield
+    except (CorruptCheckpointError, FileNotFoundError) as error:
+        _check_there(path, described, error)
+        if isinstance(error, CorruptCheckpointError):
+            raise
+        raise CorruptCheckpointError(
+            f"the checkpoint at {path} is incomplete: {error.filename} is missing. "
+            "Restore another step."
+        ) from None
+    _check_there(path, described, None)
+
+
+def _check_there(path: Path, described: CheckpointMetadata, error: Exception | None) -> None:
+    """Refuses a checkpoint that is not the one that `described` belongs to any more."""
+    try:
+        if checkpoint_metadata.read(path).attempt == described.attempt:
             return
     except CheckpointNotFoundError:
         pass
     raise CheckpointNotFoundError(
-        f"the checkpoint at {checkpoint.path} was deleted or replaced while it was read. Restore "
-        "another step; a step that is needed for long can be pinned."
+        f"the checkpoint at {path} was deleted or replaced while it was read. Restore another "
+        "step; a step that is needed for long can be pinned."
     ) from error
 
 

@@ -91,9 +91,9 @@ def _check_attempt(value: Value, checkpoint: Checkpoint) -> None:
     if isinstance(value, CorruptCheckpointError):
         raise value
     if value != checkpoint.tree.attempt.encode():
+        what = "missing" if value is None else f"not those of its metadata ({value!r})"
         raise CorruptCheckpointError(
-            f"the arrays at {checkpoint.item} are not those of its metadata ({value!r} and "
-            f"{checkpoint.tree.attempt}). Restore another step."
+            f"the arrays at {checkpoint.item} are {what}. Restore another step."
         )
 
 

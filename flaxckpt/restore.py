@@ -12,8 +12,8 @@ import numpy as np
 from etils import epath
 
 from flaxckpt import placement
-from flaxckpt.checkpoint import Checkpoint, check_still_there, open_checkpoint
-from flaxckpt.errors import CorruptCheckpointError, Mismatch
+from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
+from flaxckpt.errors import Mismatch
 from flaxckpt.leaves import handler
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS
@@ -117,11 +117,8 @@ def restore_tree(
 
 def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`, or the error that the checkpoint was deleted meanwhile."""
-    try:
+    with unchanged(checkpoint.path, checkpoint.described):
         return _read_leaves(checkpoint, leaves, options)
-    except CorruptCheckpointError as error:
-        check_still_there(checkpoint, error)
-        raise
 
 
 def _read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
@@ -130,9 +127,10 @@ def _read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Op
     parts = read_arrays(checkpoint, reads, options.buffer_bytes)
     values, mismatches = [], []
     for leaf in leaves:
-        found = next(parts) if leaf.record.array is not None else None
+        array = leaf.record.array
+        found = None if array is None else (next(parts), array.shape)
         try:
-            values.append(_from_json(leaf) if found is None else _from_parts(leaf, found))
+            values.append(_from_json(leaf) if found is None else _from_parts(leaf, *found))
         except OverflowError as error:
             saved, wanted = str(leaf.record.spec), str(leaf.wanted)
             mismatches.append(Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})"))
@@ -149,29 +147,25 @@ def _array_read(leaf: LeafPlan) -> ArrayRead:
     return ArrayRead(leaf.record.name, array, placement.regions_of(leaf.where, array.shape))
 
 
-def _from_parts(leaf: LeafPlan, parts: Parts) -> Any:
-    """The leaf around the parts of its array."""
-    saved, wanted, array = leaf.record.spec, leaf.wanted, leaf.record.array
-    assert array is not None
-    decode = handler.handler_of(wanted.kind, leaf.record.name).decode
-    if wanted.kind not in DEVICE_KINDS:
-        return decode(wanted, placement.to_host(parts, saved, wanted))
-    return decode(wanted, placement.to_devices(parts, array.shape, saved, wanted, leaf.where))
+def _from_parts(leaf: LeafPlan, parts: Parts, shape: tuple[int, ...]) -> Any:
+    """The leaf around the parts of its array, which has `shape`."""
+    saved, wanted = leaf.record.spec, leaf.wanted
+    if wanted.kind in DEVICE_KINDS:
+        stored: Any = placement.to_devices(parts, shape, saved, wanted, leaf.where)
+    else:
+        stored = placement.to_host(parts, saved, wanted)
+    return handler.decode(wanted, stored, leaf.record.name)
 
 
 def _from_json(leaf: LeafPlan) -> Any:
     """The leaf of a record that has no array; a number may be wanted as an array."""
     saved, wanted = leaf.record.spec, leaf.wanted
-    value = handler.decode_json(saved, leaf.record.value, leaf.record.name)
+    value = handler.decode(saved, leaf.record.value, leaf.record.name)
     if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
         return value
     if saved.kind == "int":
         raise OverflowError(f"{value} has more than 64 bits")
-    parts = {whole(()): np.asarray(value)}
-    decode = handler.handler_of(wanted.kind, leaf.record.name).decode
-    if wanted.kind == "jax":
-        return decode(wanted, placement.to_devices(parts, (), saved, wanted, leaf.where))
-    return decode(wanted, placement.to_host(parts, saved, wanted))
+    return _from_parts(leaf, {whole(()): np.asarray(value)}, ())
 
 
 def _report(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], seconds: float) -> RestoreReport:

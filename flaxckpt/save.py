@@ -114,7 +114,8 @@ def write(
         tensorstore_io.write_all(store, values, options.buffer_bytes)
         files = _sizes(item)
         for name, data in _files_for_orbax(snapshot, options.atomic_rename).items():
-            (item / name).parent.mkdir(exist_ok=True)
+            if "/" in name:
+                (item / name).parent.mkdir()
             filesystem.write_file(item / name, data, fsync=fsync)
             files[name] = SavedFile(len(data), crc32c.crc32c(data))
         tree_metadata = _tree_metadata(snapshot, attempt, files)

@@ -10,7 +10,7 @@ from collections.abc import Iterator, Sequence
 import crc32c
 from etils import epath
 
-from flaxckpt.checkpoint import Checkpoint, check_still_there, open_checkpoint
+from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord
@@ -66,22 +66,23 @@ def verify(
     """
     checkpoint = open_checkpoint(path)
     records = checkpoint.tree.records
-    problems = (
-        *_check_files(checkpoint),
-        *_check_keys(checkpoint),
-        *_check_chunks(checkpoint, options.buffer_bytes),
-    )
-    if problems:
-        error = CorruptCheckpointError("\n".join(problems))
-        check_still_there(checkpoint, error)
-        if strict:
-            raise error
+    with unchanged(checkpoint.path, checkpoint.described):
+        problems = (
+            *_check_files(checkpoint),
+            *_check_keys(checkpoint),
+            *_check_chunks(checkpoint, options.buffer_bytes),
+        )
+    if strict and problems:
+        raise CorruptCheckpointError("\n".join(problems))
     nbytes = sum(record.array.nbytes for record in records if record.array is not None)
     return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
 
 
 def _check_files(checkpoint: Checkpoint) -> Iterator[str]:
-    """What is wrong with the files beside the tree's metadata."""
+    """What is wrong with the files beside the metadata."""
+    for path in checkpoint.path.iterdir():
+        if path.name not in layout.CHECKPOINT_ENTRIES:
+            yield f"the file {path} does not belong to the checkpoint"
     item, expected = checkpoint.item, checkpoint.tree.files
     found = {str(p.relative_to(item)): p for p in sorted(item.rglob("*")) if not p.is_dir()}
     for name in found.keys() - expected.keys() - {layout.TREE_METADATA}:
@@ -103,6 +104,7 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
     try:
         store = tensorstore_io.open_store(checkpoint.item)
         found = set(tensorstore_io.list_keys(store))
+        tensorstore_io.check_versions(checkpoint.item)
         requests = [_metadata_request(record) for record in arrays]
         values = tensorstore_io.read_all(store, [(k, len(v)) for k, v in requests], 1 << 24)
         wrong = [r.name for r, (_, v), f in zip(arrays, requests, values, strict=True) if f != v]

@@ -160,7 +160,7 @@ def test_truncated_metadata(saved, file):
 def test_missing_tree_metadata(saved):
     (saved / "state/_METADATA").unlink()
     with pytest.raises(
-        errors.CorruptCheckpointError, match="incomplete: state/_METADATA is missing"
+        errors.CorruptCheckpointError, match="incomplete: .*state/_METADATA is missing"
     ):
         flaxckpt.restore(saved)
 
@@ -207,7 +207,7 @@ def test_a_missing_data_file(saved):
 
 def test_a_missing_manifest(saved):
     (saved / "state/manifest.ocdbt").unlink()
-    with pytest.raises(errors.CorruptCheckpointError, match="it is missing"):
+    with pytest.raises(errors.CorruptCheckpointError, match="the arrays at .* are missing"):
         flaxckpt.restore(saved)
 
 

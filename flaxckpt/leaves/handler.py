@@ -139,10 +139,11 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
         raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
 
 
-def decode_json(spec: LeafSpec, stored: Any, name: str) -> Any:
-    """The leaf at `name`, from its JSON.
+def decode(spec: LeafSpec, stored: Any, name: str) -> Any:
+    """The leaf of `spec` at `name`, from its array or its JSON.
 
     Raises:
+      UnsupportedLeafError: when no handler here knows its kind.
       CorruptCheckpointError: when it is not what a handler of ours writes.
     """
     handler = handler_of(spec.kind, name)
@@ -150,8 +151,8 @@ def decode_json(spec: LeafSpec, stored: Any, name: str) -> Any:
         return handler.decode(spec, stored)
     try:
         return handler.decode(spec, stored)
-    except (TypeError, ValueError, KeyError, AttributeError, OverflowError, MemoryError) as error:
+    except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise CorruptCheckpointError(
-            f"the leaf {name} is damaged: {stored!r:.80} is no {spec.kind}: {error}. "
+            f"the leaf {name} is damaged: what is stored is no {spec}: {error}. "
             "Restore another step."
-        ) from None
+        ) from error

@@ -16,10 +16,10 @@ rename. Window by window, for a crash of the process or of the machine:
    A power cut may undo the rename, but then `save` had not returned. (If that fsync fails, the
    save raises, although the step may be there: it is not known to be durable.)
 5. Replacing (`overwrite=True`). The new directory and the old one exchange their names in one
-   system call, so that at every moment one of them, whole, has the name; then the old one, now
-   under the temporary name, is removed. Where the kernel has no such call, the old one steps
-   aside first and comes back if the new one cannot take its place: only there, a crash between
-   the two renames leaves the old checkpoint under its temporary name.
+   system call, so that at every moment one of them, whole, has the name. The old one, which has
+   the temporary name now, is removed once the exchange is on disk. Where the kernel has no such
+   call, the old one steps aside first, and comes back if the new one cannot take its place: only
+   there, a crash between the two renames leaves the old checkpoint under its temporary name.
 6. Deleting. A step first loses its name by a rename, then its files: a half-deleted step is never
    listed.
 
@@ -78,11 +78,14 @@ def commit_by_rename(final: Path, attempt: str, *, overwrite: bool, fsync: bool)
             if fsync:
                 filesystem.fsync_directories(temporary)
             _make_visible(temporary, final, overwrite=overwrite)
-            if fsync:
-                filesystem.fsync_path(final.parent)
-        finally:
-            # Here are the files of an attempt that failed, or the checkpoint that was replaced.
+        except BaseException:
             filesystem.remove_tree(temporary)
+            raise
+        if fsync:
+            filesystem.fsync_path(final.parent)
+        # What was replaced has that name now. It goes only when the exchange is known to be on
+        # disk: until then a power cut may give it its old name again.
+        filesystem.remove_tree(temporary)
 
 
 @contextlib.contextmanager
@@ -168,6 +171,9 @@ def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
         return []
     with filesystem.lock(directory, shared=False):
         removed = [path for path, host in found if _is_abandoned(path, host)]
+        if removed:
+            # One may be a checkpoint whose replacement is not known to be on disk yet.
+            filesystem.fsync_path(directory)
         for path in removed:
             filesystem.remove_tree(path)
     return removed

@@ -15,6 +15,8 @@ CLAIM = "_CLAIM"
 COMMIT_SUCCESS = "commit_success.txt"
 ITEM = "state"
 
+CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCESS, ITEM})
+
 # In the item directory:
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"

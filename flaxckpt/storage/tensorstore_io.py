@@ -7,6 +7,8 @@ are two values each and cost no file and no array driver.
 from __future__ import annotations
 
 import collections
+import os
+import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
@@ -52,6 +54,9 @@ def write_all(store: ts.KvStore, items: Items, buffer_bytes: int) -> int:
     """Writes `items` in transactions of about half of `buffer_bytes`; returns the bytes written.
 
     While one transaction is written to disk, the next is filled.
+
+    Raises:
+      OSError: when the disk is full or fails.
     """
     written = 0
     committing: ts.Future[None] | None = None
@@ -61,12 +66,23 @@ def write_all(store: ts.KvStore, items: Items, buffer_bytes: int) -> int:
         for key, value in batch:
             target.write(key, value)  # type: ignore[arg-type]  # takes any buffer
         if committing is not None:
-            committing.result()
+            _finish(committing)
         committing = transaction.commit_async()
         written += size
     if committing is not None:
-        committing.result()
+        _finish(committing)
     return written
+
+
+def _finish(committing: ts.Future[None]) -> None:
+    """Waits for a transaction; what the system reported is raised as it would be elsewhere."""
+    try:
+        committing.result()
+    except ValueError as error:
+        if found := re.search(r"os_error_code='(\d+)'", str(error)):
+            code = int(found[1])
+            raise OSError(code, f"{os.strerror(code)} ({error})") from error
+        raise
 
 
 def _batches(items: Items, limit: int) -> Iterator[tuple[list[tuple[str, bytes | bytearray]], int]]:
@@ -119,6 +135,25 @@ def locate(directory: Path, key: str) -> str:
     except (ValueError, KeyError, IndexError, StopIteration):
         return MANIFEST  # no value of that key, or a tree of several levels
     return f"{folder}{file}, {length} bytes at {offset}"
+
+
+def check_versions(directory: Path) -> None:
+    """Reads what only older versions of the database have, which are those of its transactions.
+
+    No value is read from there, so damage to it is harmless; but a disk that damages one file
+    will damage another.
+
+    Raises:
+      CorruptCheckpointError: when a node of one is damaged.
+    """
+    base = {"driver": "file", "path": f"{directory}/"}
+    try:
+        dumped = ts.ocdbt.dump(ts.KvStore.open(base).result()).result()
+        for version in dumped["versions"][:-1]:
+            spec = {"driver": "ocdbt", "base": base, "version": version["generation_number"]}
+            ts.KvStore.open(spec).result().list().result()
+    except ValueError as error:
+        raise _corrupt(error) from None
 
 
 def list_keys(store: ts.KvStore) -> list[str]:
