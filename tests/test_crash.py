@@ -45,6 +45,23 @@ def test_a_script_that_ends_waits_for_its_save(how, tmp_path):
     assert (reader.restore()["w"] == np.arange(20_000_000)).all()
 
 
+def test_the_wait_at_the_end_has_a_bound(tmp_path):
+    """The save cannot get on: somebody holds the lock of the run."""
+    code = """
+        import fcntl, os, sys, numpy as np, flaxckpt
+        options = flaxckpt.Options(timeout_secs=0.5)
+        ckpt = flaxckpt.CheckpointManager(sys.argv[1], options=options)
+        fcntl.flock(os.open(ckpt.directory, os.O_RDONLY), fcntl.LOCK_EX)
+        ckpt.save(5, {"w": np.arange(10)})
+    """
+    status, _, err = run(code, tmp_path / "run", timeout=60)
+    assert status == 0
+    waiting, given_up = err.splitlines()[-2:]
+    assert waiting.endswith("the script ends, waiting for it at most 0.5 s")
+    assert given_up.endswith("did not end within 0.5 s and is given up")
+    assert flaxckpt.CheckpointManager(tmp_path / "run").steps() == []
+
+
 def test_a_save_that_fails_while_the_script_ends_is_told(tmp_path):
     code = """
         import shutil, sys, numpy as np, flaxckpt

@@ -30,6 +30,21 @@ def test_it_imports_neither_orbax_nor_tensorflow_and_needs_no_device():
     assert out.splitlines()[1] == "False"
 
 
+def test_looking_into_a_checkpoint_needs_no_device(tmp_path):
+    code = """
+        import sys, numpy as np, flaxckpt
+        flaxckpt.save(sys.argv[1], {"w": np.arange(10)})
+        assert flaxckpt.verify(sys.argv[1])
+        print(flaxckpt.inspect(sys.argv[1])["w"].shape)
+        print(flaxckpt.restore(sys.argv[1], as_numpy=True)["w"].sum())
+        from jax._src import xla_bridge
+        print(xla_bridge.backends_are_initialized())
+    """
+    status, out, err = run(code, tmp_path / "x")
+    assert status == 0, err
+    assert out == "(10,)\n45\nFalse\n"
+
+
 def test_it_costs_at_most_a_quarter_of_a_second_over_jax_flax_and_tensorstore():
     seconds = [float(run(TIMED)[1]) for _ in range(3)]
     assert statistics.median(seconds) <= 0.25

@@ -139,8 +139,7 @@ def remove(path: Path, *, fsync: bool) -> None:
     That somebody else has deleted it is no error.
     """
     if (path / layout.CLAIM).exists():
-        (path / layout.COMMIT_SUCCESS).unlink(missing_ok=True)
-        filesystem.remove_tree(path)
+        marker.remove(path)
         return
     temporary = path.with_name(layout.temporary_name(path.name, layout.new_attempt()))
     with filesystem.lock(path.parent, shared=True):
@@ -175,7 +174,7 @@ def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
             # One may be a checkpoint whose replacement is not known to be on disk yet.
             filesystem.fsync_path(directory)
         for path in removed:
-            filesystem.remove_tree(path)
+            marker.remove(path)
     return removed
 
 

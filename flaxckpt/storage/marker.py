@@ -11,7 +11,7 @@ checkpoint is written under its own name, and counts only once its marker, writt
    attempt's id, which fails if there is one. From here on the step is committed.
 4. Readers compare the ids in the marker, in the metadata and in the key-value store, so that the
    files of two attempts are never taken for one checkpoint.
-5. Deleting begins with the marker.
+5. Deleting begins with the marker, and ends with the claim.
 
 A checkpoint cannot be replaced in this way: there would be a time without either.
 """
@@ -48,7 +48,7 @@ def commit_by_marker(final: Path, attempt: str, *, overwrite: bool, fsync: bool)
             _publish(final, attempt, fsync=fsync)
         except BaseException:
             if _claimant(final)[0] == attempt and not is_committed(final):
-                filesystem.remove_tree(final)
+                remove(final)
             raise
 
 
@@ -81,8 +81,28 @@ def _claimant(path: Path) -> tuple[str, str]:
 
 
 def is_committed(path: Path) -> bool:
-    """Whether the checkpoint at `path` is visible: without a claim it is, by its name."""
-    return not (path / layout.CLAIM).exists() or (path / layout.COMMIT_SUCCESS).exists()
+    """Whether the checkpoint at `path` is visible: without a claim it is, by its name.
+
+    The marker must be that of the claim: a crash may have left it empty.
+    """
+    if not (path / layout.CLAIM).exists():
+        return True
+    attempt = _claimant(path)[0]
+    return bool(attempt) and _read(path / layout.COMMIT_SUCCESS) == attempt
+
+
+def remove(path: Path) -> None:
+    """Deletes a checkpoint: its marker first, and its claim last.
+
+    Without its claim, what is left of it would look like a checkpoint that was renamed into place.
+    """
+    (path / layout.COMMIT_SUCCESS).unlink(missing_ok=True)
+    for entry in path.iterdir():
+        if entry.is_dir():
+            filesystem.remove_tree(entry)
+        elif entry.name != layout.CLAIM:
+            entry.unlink()
+    filesystem.remove_tree(path)
 
 
 def check_marker(path: Path, attempt: str) -> None:
@@ -100,8 +120,11 @@ def check_marker(path: Path, attempt: str) -> None:
 
 
 def unfinished(path: Path) -> tuple[str, str] | None:
-    """The name and the host of a checkpoint that was claimed and is not committed, or `None`."""
-    return None if is_committed(path) else (path.name, _claimant(path)[1])
+    """The name and the host of a checkpoint that was claimed and is not committed, or `None`.
+
+    A claim that a crash has left empty counts as one of this host: its lock decides.
+    """
+    return None if is_committed(path) else (path.name, _claimant(path)[1] or layout.host_name())
 
 
 def _read(path: Path) -> str | None:

@@ -86,10 +86,11 @@ def save(manager, step, tree, overwrite=False):
         answer(error=None)
 
 
-def attempt(directory, saved, broken):
+def attempt(directory, saved, broken, atomic_rename):
     """One attempt, as the test asks for it line by line."""
     with BREAKS[broken]():
-        manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False)
+        options = flaxckpt.Options(atomic_rename=atomic_rename)
+        manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False, options=options)
         for step in (0, 1):
             manager.save(step, state(step))
         tree = state(2)

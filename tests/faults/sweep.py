@@ -36,11 +36,18 @@ class Scenario:
       saved: the step; its state is `state(2)`.
       allowed: the steps that there may be after a fault; the last are those without one.
       broken: which part of the protocol is broken on purpose.
+      atomic_rename: whether steps become visible by a rename, or by a marker.
     """
 
     saved: int
     allowed: tuple[list[int], ...]
     broken: str = ""
+    atomic_rename: bool = True
+
+    @property
+    def options(self):
+        """Those of the managers."""
+        return flaxckpt.Options(atomic_rename=self.atomic_rename)
 
     def states(self, step):
         """What may be in `step`."""
@@ -52,6 +59,8 @@ RETENTION = Scenario(2, ([0, 1], [0, 1, 2], [1, 2]))
 # Step 1 is there before and after it is replaced.
 OVERWRITE = Scenario(1, ([0, 1],))
 SCENARIOS = {"retention": RETENTION, "overwrite": OVERWRITE}
+MARKER = dataclasses.replace(RETENTION, atomic_rename=False)
+ALL_SCENARIOS = SCENARIOS | {"marker": MARKER}
 
 
 class Child:
@@ -86,7 +95,12 @@ class Child:
 
     def begin(self, directory, scenario):
         """Has a worker make ready for the save; the ids of its threads, main first."""
-        task = {"directory": str(directory), "saved": scenario.saved, "broken": scenario.broken}
+        task = {
+            "directory": str(directory),
+            "saved": scenario.saved,
+            "broken": scenario.broken,
+            "atomic_rename": scenario.atomic_rename,
+        }
         self.say(json.dumps(task))
         heard = self.hear()
         self._worker = heard["ready"]
@@ -207,16 +221,20 @@ def problems_of_steps(directory, scenario, allowed):
 
 
 def problems_of_files(directory):
-    """What is in the run directory beside steps."""
+    """What is in the run directory beside steps.
+
+    An empty directory may stay of a step that was about to be claimed, or was just deleted.
+    """
     steps = map(str, flaxckpt.CheckpointManager(directory, read_only=True).steps())
-    return [f"rubbish: {name}" for name in sorted({*os.listdir(directory)} - {*steps})]
+    names = sorted({*os.listdir(directory)} - {*steps})
+    return [f"rubbish: {name}" for name in names if os.listdir(directory / name)]
 
 
 def problems_after_kill(directory, scenario):
     """What is wrong after the death of the process that was saving."""
     problems = problems_of_steps(directory, scenario, scenario.allowed)
     with _noted(problems, "the next save"):
-        with flaxckpt.CheckpointManager(directory, keep=KEEP) as manager:
+        with flaxckpt.CheckpointManager(directory, keep=KEEP, options=scenario.options) as manager:
             problems += problems_of_files(directory)
             step = manager.next_step
             expected = [*manager.steps(), step][-2:]
@@ -245,7 +263,7 @@ def problems_of_next(directory, scenario, outcome):
         problems.append(f"the next save of the same manager failed: {outcome}")
     problems += problems_of_steps(directory, scenario, ([1, 3], [2, 3]))
     with _noted(problems, "opening"):
-        flaxckpt.CheckpointManager(directory, keep=KEEP).close()
+        flaxckpt.CheckpointManager(directory, keep=KEEP, options=scenario.options).close()
         problems += problems_of_steps(directory, scenario, ([1, 3], [2, 3])) + problems_of_files(
             directory
         )

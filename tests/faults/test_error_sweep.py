@@ -11,15 +11,15 @@ import collections
 
 import pytest
 
-from tests.faults.sweep import SCENARIOS, sweep
+from tests.faults.sweep import ALL_SCENARIOS, sweep
 from tests.faults.tracing import KINDS
 
 
 @pytest.mark.parametrize("error", ["ENOSPC", "EIO"])
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("scenario", SCENARIOS)
+@pytest.mark.parametrize("scenario", ALL_SCENARIOS)
 def test_an_error_of_any_call_reaches_the_caller(scenario, kind, error, child, tmp_path, tell):
-    done = sweep(child, tmp_path, SCENARIOS[scenario], kind, f"error={error}")
+    done = sweep(child, tmp_path, ALL_SCENARIOS[scenario], kind, f"error={error}")
     raised = dict(collections.Counter(run.outcome.get("error") for run in done.runs))
     calls, failed = len(done.wanted), len(done.runs)
     tell(f"{error} sweep, {scenario}, {kind}: {calls} calls, {failed} failed, raised {raised}")
