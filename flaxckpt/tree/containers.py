@@ -105,7 +105,8 @@ def _split_registered(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | Non
     try:
         pairs = jax.tree_util.default_registry.flatten_one_level_with_keys(value)
     except TypeError as error:
-        if not isinstance(value, FrozenDict | collections.defaultdict):
+        mapping = isinstance(value, FrozenDict | collections.defaultdict)
+        if not (mapping or _is_nnx(type(value), "State")):
             raise
         raise _unsortable(path, error) from None
     if pairs is None:
