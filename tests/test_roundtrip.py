@@ -27,7 +27,7 @@ JAX_DTYPES = {*ML_DTYPES, "bool", "int8", "uint32", "float16", "float32", "compl
 SHAPES = [(), (0,), (3, 0, 2), (5,), (2, 3, 4)]
 
 
-def there_and_back(tree, directory):
+def assert_comes_back(tree, directory):
     flaxckpt.save(Path(directory) / "x", tree)
     for target in (tree, None):
         assert_same(tree, flaxckpt.restore(Path(directory) / "x", target))
@@ -37,7 +37,7 @@ def there_and_back(tree, directory):
 @settings(max_examples=60)
 def test_any_tree(tree):
     with tempfile.TemporaryDirectory() as directory:
-        there_and_back(tree, directory)
+        assert_comes_back(tree, directory)
 
 
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
@@ -46,7 +46,7 @@ def test_jax_arrays_of_every_dtype(dtype, shape, tmp_path):
     count = int(np.prod(shape))
     numbers = np.arange(count).reshape(shape) % 2
     array = jnp.asarray(numbers.astype(getattr(ml_dtypes, dtype, dtype)))
-    there_and_back({"a": array, "weak": as_weak(array)}, tmp_path)
+    assert_comes_back({"a": array, "weak": as_weak(array)}, tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -56,21 +56,22 @@ def test_jax_arrays_of_every_dtype(dtype, shape, tmp_path):
 def test_numpy_arrays_of_other_dtypes(dtype, shape, tmp_path):
     array = np.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     assert dtype_name(array.dtype) is not None
-    there_and_back([array, array.T, np.asfortranarray(array), array[..., ::-1] if shape else array],
-                   tmp_path)  # fmt: skip
+    other_orders = [array.T, np.asfortranarray(array), array[..., ::-1] if shape else array]
+    assert_comes_back([array, *other_orders], tmp_path)
 
 
 def test_bits_that_compare_equal_or_not_even_to_themselves(tmp_path):
     bits = np.array([0x7FC00001, 0xFFC00002, 0x80000000, 0x7F800000, 1], np.uint32)
-    there_and_back({"np": bits.view(np.float32), "jax": jnp.asarray(bits.view(np.float32)),
-                    "nan": float("nan"), "minus": -0.0}, tmp_path)  # fmt: skip
+    floats = bits.view(np.float32)
+    tree = {"np": floats, "jax": jnp.asarray(floats), "nan": float("nan"), "minus": -0.0}
+    assert_comes_back(tree, tmp_path)
 
 
 @pytest.mark.parametrize("impl", ["threefry2x32", "rbg", "unsafe_rbg"])
 @pytest.mark.parametrize("shape", [(), (3,), (2, 2), (0,)], ids=str)
 def test_keys_of_every_implementation_and_shape(impl, shape, tmp_path):
     key = jax.random.key(7, impl=impl)
-    there_and_back({"key": jax.random.split(key, shape) if shape else key}, tmp_path)
+    assert_comes_back({"key": jax.random.split(key, shape) if shape else key}, tmp_path)
 
 
 def test_a_restored_tree_can_be_saved_again(tmp_path):

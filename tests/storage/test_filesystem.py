@@ -11,7 +11,6 @@ from etils import epath
 from flaxckpt.errors import DirectoryError
 from flaxckpt.storage.filesystem import (
     check_writable,
-    fsync_directories,
     is_locked,
     local_path,
     lock,
@@ -83,11 +82,6 @@ def test_a_file_that_is_there_is_not_replaced(tmp_path):
     with pytest.raises(FileExistsError):
         write_file(tmp_path / "a", b"new", fsync=False)
     assert (tmp_path / "a").read_text() == "old"
-
-
-def test_all_directories_can_be_synced(tmp_path):
-    (tmp_path / "a" / "b").mkdir(parents=True)
-    fsync_directories(tmp_path)
 
 
 def test_a_tree_is_removed_and_twice_is_no_error(tmp_path):
