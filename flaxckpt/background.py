@@ -6,6 +6,7 @@ import atexit
 import functools
 import logging
 import threading
+import traceback
 from collections.abc import Callable
 
 from flaxckpt.errors import BackgroundSaveError, SaveTimeoutError
@@ -47,6 +48,9 @@ class Background:
         try:
             task()
         except BaseException as error:  # noqa: BLE001 - raised again by `raise_failure`
+            # The frames hold the snapshot: every byte of the state, and the disk may be full.
+            del task
+            _forget_frames(error)
             self.last_error, self._failure = error, (name, error)
             logger.error("%s failed: %s: %s", name, type(error).__name__, error)
 
@@ -58,7 +62,7 @@ class Background:
         """
         if self._thread is None:
             return
-        self._thread.join(self._timeout_secs)
+        self._thread.join(min(self._timeout_secs, threading.TIMEOUT_MAX))
         if self._thread.is_alive():
             raise SaveTimeoutError(
                 f"{self._thread.name} did not end within {self._timeout_secs:g} s. It goes on; "
@@ -83,11 +87,18 @@ class Background:
         ) from error
 
 
+def _forget_frames(error: BaseException | None) -> None:
+    """Drops what the frames of `error`, and of those it came from, hold; it prints as before."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
 def _finish(thread: threading.Thread, timeout_secs: float) -> None:
     """Waits for `thread` while the interpreter ends, and says so."""
     if not thread.is_alive():
         return
     logger.warning("%s: the script ends, waiting for it at most %g s", thread.name, timeout_secs)
-    thread.join(timeout_secs)
+    thread.join(min(timeout_secs, threading.TIMEOUT_MAX))
     if thread.is_alive():
         logger.error("%s did not end within %g s and is given up", thread.name, timeout_secs)

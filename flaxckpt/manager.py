@@ -15,7 +15,12 @@ from etils import epath
 from jax.sharding import Mesh
 
 from flaxckpt.checkpoint import Checkpoint
-from flaxckpt.errors import CheckpointNotFoundError, InvalidStepError, ManagerError
+from flaxckpt.errors import (
+    BackgroundSaveError,
+    CheckpointNotFoundError,
+    InvalidStepError,
+    ManagerError,
+)
 from flaxckpt.fallback import restore_intact
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.options import Options
@@ -98,6 +103,8 @@ class CheckpointManager:
         retention = Retention(keep, metric, mode)
         self._writer = Writer(self._run, retention, options, async_=async_)
         self._last_step: int | None = None
+        self._restored_step: int | None = None
+        self._before_save: int | None = None
         self._damaged: set[int] = set()
         self._closed = False
         if not read_only:
@@ -133,14 +140,18 @@ class CheckpointManager:
         self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None
     ) -> bool:
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
-        damaged = step in self._damaged
-        if self._run.path(step).exists() and not damaged:
-            if step != self._last_step:
-                logger.warning("step %d of %s exists and is not saved again", step, self.directory)
-            return False
+        if step == self._last_step:
+            return False  # just restored, or saved, or being saved
         if self._skip_if_busy and self._writer.background.busy:
             logger.warning("step %d is not saved: the save before it is still running", step)
             return False
+        self.wait()
+        damaged = step in self._damaged
+        if self._run.described(step) is not None and not damaged:
+            logger.warning("step %d of %s exists and is not saved again", step, self.directory)
+            return False
+        if damaged and not self._options.atomic_rename:
+            self._run.delete(step)  # it cannot be replaced, and is of no use
         self.save(step, state, metrics=metrics, overwrite=damaged)
         self._damaged.discard(step)
         return True
@@ -178,6 +189,7 @@ class CheckpointManager:
         self._check_writable()
         step = check_step(step)
         self._writer.save(step, state, metrics or {}, metadata or {}, overwrite=overwrite)
+        self._before_save = self._last_step
         self._note(step)
         if wait:
             self.wait()
@@ -227,6 +239,7 @@ class CheckpointManager:
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._note(step)
+        self._restored_step = step
         return tree
 
     def restore_or_init(
@@ -305,6 +318,11 @@ class CheckpointManager:
         return self._last_step
 
     @property
+    def restored_step(self) -> int | None:
+        """The step that this manager restored last."""
+        return self._restored_step
+
+    @property
     def next_step(self) -> int:
         """Where a loop goes on: after the step saved or restored last, else after the newest."""
         step = self.latest_step if self._last_step is None else self._last_step
@@ -335,6 +353,7 @@ class CheckpointManager:
           CheckpointNotFoundError: when there is no such step.
         """
         self._check_writable()
+        self.wait()
         self._run.pin(self._existing(step), pinned=pinned)
 
     def delete(self, step: int) -> None:
@@ -394,7 +413,12 @@ class CheckpointManager:
         Raises:
           BackgroundSaveError: from the original exception.
         """
-        self._writer.background.raise_failure()
+        try:
+            self._writer.background.raise_failure()
+        except BackgroundSaveError:
+            # The step that failed was not saved: the loop may save it when it comes by again.
+            self._last_step = self._pacer.last = self._before_save
+            raise
 
     def wait(self) -> None:
         """Waits until the save in flight is committed.
@@ -403,7 +427,8 @@ class CheckpointManager:
           BackgroundSaveError: when it failed.
           SaveTimeoutError: when it takes longer than `Options.timeout_secs`.
         """
-        self._writer.wait()
+        self._writer.background.join()
+        self.raise_failure()
 
     def close(self) -> None:
         """Waits, and refuses further saves.

@@ -50,7 +50,7 @@ class PeriodicCheckpoint(_Base):
         *,
         every_steps: int | None = None,
         every_secs: float | None = None,
-        on_steps: Iterable[int] = (),
+        on_steps: Iterable[int] | None = None,
         state_fn: Callable[[], Any] | None = None,
     ):
         """A hook that saves through `manager`, whose own `save_every` it does not use.
@@ -62,9 +62,10 @@ class PeriodicCheckpoint(_Base):
           on_steps: saves at these steps, or at the next call when one was jumped over.
           state_fn: gives the state to save, in loops whose hooks get none.
         """
-        steps = tuple(on_steps)
+        steps = tuple(on_steps or ())
         super().__init__(every_steps=every_steps, every_secs=every_secs, on_steps=steps)
         self._manager, self._state_fn = manager, state_fn
+        self._restored: int | None = None
         self._pacer = Pacer(Every(steps=every_steps, secs=every_secs, at=steps))
 
     def __call__(
@@ -94,8 +95,11 @@ class PeriodicCheckpoint(_Base):
                 "hook(step, state=state)."
             )
         self._manager.raise_failure()
-        if self._pacer.last is None and self._manager.last_step is not None:
-            self._pacer.saved(self._manager.last_step, now)
+        restored = self._manager.restored_step
+        if restored is not None and restored != self._restored:
+            # The loop goes on from there, be it back or ahead.
+            self._restored = restored
+            self._pacer.saved(restored, now)
         warn_jumped_over(self._pacer, step)
         if not self._pacer.decide(step, now):
             return False

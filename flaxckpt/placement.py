@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import AbstractMesh, NamedSharding
 
 from flaxckpt.leaves import convert
 from flaxckpt.leaves.dtypes import parse_dtype
@@ -25,7 +26,11 @@ def target_sharding(leaf: Any) -> Sharding | None:
     """
     if isinstance(leaf, jax.Array) and not leaf.committed:
         return None
-    return getattr(leaf, "sharding", None)
+    found = getattr(leaf, "sharding", None)
+    if isinstance(found, NamedSharding) and isinstance(found.mesh, AbstractMesh):
+        # What `jax.eval_shape` gives under `jax.set_mesh` has no devices; the context has.
+        return NamedSharding(jax.sharding.get_mesh(), found.spec)
+    return found
 
 
 def regions_of(sharding: Sharding | None, shape: tuple[int, ...]) -> Sequence[Region]:
@@ -39,25 +44,17 @@ def regions_of(sharding: Sharding | None, shape: tuple[int, ...]) -> Sequence[Re
     return list(dict.fromkeys(region_of(index, shape) for index in indices if index is not None))
 
 
-def to_host(parts: Parts, saved: LeafSpec, target: LeafSpec) -> np.ndarray:
-    """The one part of a leaf that stays on the host, with the dtype of `target`.
-
-    Raises:
-      OverflowError: when a Python int is out of the range of the target's dtype.
-    """
+def to_host(parts: Parts, target: LeafSpec) -> np.ndarray:
+    """The one part of a leaf that stays on the host, with the dtype of `target`."""
     (values,) = parts.values()
-    return _convert(values, saved, target)
+    return _convert(values, target)
 
 
 def to_devices(
-    parts: Parts, shape: tuple[int, ...], saved: LeafSpec, target: LeafSpec, where: Sharding | None
+    parts: Parts, shape: tuple[int, ...], target: LeafSpec, where: Sharding | None
 ) -> jax.Array:
-    """The parts of a leaf as an array of `shape` on the sharding `where`.
-
-    Raises:
-      OverflowError: when a Python int is out of the range of the target's dtype.
-    """
-    values = {region: _convert(part, saved, target) for region, part in parts.items()}
+    """The parts of a leaf as an array of `shape` on the sharding `where`."""
+    values = {region: _convert(part, target) for region, part in parts.items()}
     if where is None or len(where.device_set) == 1:
         (single,) = values.values()
         return _put(single, target, where)
@@ -71,12 +68,10 @@ def to_devices(
     )
 
 
-def _convert(values: np.ndarray, saved: LeafSpec, target: LeafSpec) -> np.ndarray:
+def _convert(values: np.ndarray, target: LeafSpec) -> np.ndarray:
     """`values` with the dtype of `target`, where it has one."""
     if not target.dtype:
         return values
-    if saved.kind == "int":
-        convert.check_range(values, parse_dtype(target.dtype))
     return convert.cast(values, target.dtype)
 
 
@@ -89,7 +84,8 @@ def _put(values: np.ndarray, target: LeafSpec, where: Sharding | None) -> jax.Ar
     """One array on one sharding."""
     if target.weak_type and not values.ndim:
         # jax gives a Python number a weak type; no other way costs no compilation.
+        # (It would quieten a signalling NaN.)
         weak = jax.device_put(values.item(), where)
-        if weak.dtype == values.dtype:
+        if weak.dtype == values.dtype and values == values:
             return weak
     return jax.device_put(values, where)

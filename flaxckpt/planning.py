@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Sequence
+from typing import Any
 
 import jax
 
 from flaxckpt import placement
 from flaxckpt.checkpoint import Checkpoint
-from flaxckpt.errors import Mismatch, StructureMismatchError
+from flaxckpt.errors import Mismatch, ShardingError, StructureMismatchError
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.leaves.record import LeafRecord, LeafSpec
@@ -26,11 +27,13 @@ class LeafPlan:
       record: what was saved.
       wanted: what it becomes.
       where: the sharding that it becomes it on; `None` for the default device, or the host.
+      lossy: whether a number may lose what the wanted dtype cannot hold.
     """
 
     record: LeafRecord
     wanted: LeafSpec
     where: jax.sharding.Sharding | None = None
+    lossy: bool = False
 
 
 def without_target(checkpoint: Checkpoint, as_numpy: bool, dtype: DtypePolicy) -> list[LeafPlan]:
@@ -48,7 +51,7 @@ def without_target(checkpoint: Checkpoint, as_numpy: bool, dtype: DtypePolicy) -
         if held.dtype != wanted.dtype and dtype != "cast":
             note = "(jax_enable_x64 is off)"
             mismatches.append(Mismatch("dtype", record.name, str(wanted), str(held), note))
-        leaves.append(LeafPlan(record, held))
+        leaves.append(LeafPlan(record, held, lossy=dtype == "cast"))
     advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
     raise_any(checkpoint, mismatches, len(leaves), advice)
     return leaves
@@ -77,9 +80,27 @@ def with_target(checkpoint: Checkpoint, target: Flat, dtype: DtypePolicy) -> lis
     )
     raise_any(checkpoint, mismatches, len(records.keys() | specs.keys()), _advice(mismatches))
     return [
-        LeafPlan(records[name], specs[name], placement.target_sharding(leaf))
+        LeafPlan(records[name], specs[name], _sharding(name, leaf), dtype == "cast")
         for name, leaf in leaves.items()
     ]
+
+
+def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
+    """Where the leaf `name` of a target lies.
+
+    Raises:
+      ShardingError: when that is not possible for an array of its shape.
+    """
+    where = placement.target_sharding(leaf)
+    try:
+        if where is not None:
+            where.shard_shape(leaf.shape)
+    except ValueError as error:
+        raise ShardingError(
+            f"{name} cannot be restored onto its sharding: {error}.\n"
+            f"  sharding: {where}\n  shape:    {leaf.shape}\nChange the target's sharding."
+        ) from None
+    return where
 
 
 def _empties(nodes: Sequence[Node | None]) -> dict[str, str]:

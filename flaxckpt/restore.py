@@ -14,8 +14,9 @@ from etils import epath
 from flaxckpt import placement
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
 from flaxckpt.errors import Mismatch
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.convert import DtypePolicy
+from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS
 from flaxckpt.options import Options
 from flaxckpt.planning import LeafPlan, raise_any, with_target, without_target
@@ -148,12 +149,18 @@ def _array_read(leaf: LeafPlan) -> ArrayRead:
 
 
 def _from_parts(leaf: LeafPlan, parts: Parts, shape: tuple[int, ...]) -> Any:
-    """The leaf around the parts of its array, which has `shape`."""
-    saved, wanted = leaf.record.spec, leaf.wanted
+    """The leaf around the parts of its array, which has `shape`.
+
+    Raises:
+      OverflowError: when it is a Python number that the wanted dtype cannot hold.
+    """
+    wanted = leaf.wanted
+    if leaf.record.spec.kind in SCALAR_KINDS and wanted.dtype and not leaf.lossy:
+        convert.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
     if wanted.kind in DEVICE_KINDS:
-        stored: Any = placement.to_devices(parts, shape, saved, wanted, leaf.where)
+        stored: Any = placement.to_devices(parts, shape, wanted, leaf.where)
     else:
-        stored = placement.to_host(parts, saved, wanted)
+        stored = placement.to_host(parts, wanted)
     return handler.decode(wanted, stored, leaf.record.name)
 
 

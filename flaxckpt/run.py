@@ -45,10 +45,10 @@ class Run:
         """The directories whose name is a step, in order."""
         try:
             names = [path.name for path in self.directory.iterdir()]
-        except FileNotFoundError:
+        except (FileNotFoundError, NotADirectoryError):
             names = []
         found = {step for name in names if (step := layout.parse_step(name)) is not None}
-        for deleted in self._known.keys() - found:
+        for deleted in set(self._known) - found:
             self._known.pop(deleted, None)
         return sorted(found)
 
@@ -58,14 +58,17 @@ class Run:
         A step of ours whose metadata are damaged is there: it must be neither overlooked nor
         deleted.
         """
-        if step not in self._known:
-            try:
-                self._known[step] = checkpoint_metadata.read(self.path(step))
-            except CheckpointNotFoundError:
-                return None
-            except FlaxckptError:
-                return CheckpointMetadata("", 0, 0, {}, {})
-        return self._known[step]
+        # The background thread forgets steps meanwhile, so each look is one operation.
+        if (known := self._known.get(step)) is not None:
+            return known
+        try:
+            found = checkpoint_metadata.read(self.path(step))
+        except CheckpointNotFoundError:
+            return None
+        except FlaxckptError:
+            return CheckpointMetadata("", 0, 0, {}, {})
+        self._known[step] = found
+        return found
 
     def forget(self, step: int) -> None:
         """Reads `step` anew when it is asked for next."""
@@ -73,12 +76,11 @@ class Run:
 
     def infos(self, metric: str | None) -> list[StepInfo]:
         """What retention needs to know of every committed step; `metric` decides what is best."""
-        return [self._info(step, metric) for step in self.steps()]
+        found = [(step, self.described(step)) for step in self._listed()]
+        return [self._info(step, d, metric) for step, d in found if d is not None]
 
-    def _info(self, step: int, metric: str | None) -> StepInfo:
+    def _info(self, step: int, described: CheckpointMetadata, metric: str | None) -> StepInfo:
         """`infos` for one step."""
-        described = self.described(step)
-        assert described is not None, "steps() lists only steps that are described"
         value = choose_metric(described.metrics, metric)
         # A damaged step may be the best or the last good one, for all we know.
         pinned = self.is_pinned(step) or not described.attempt

@@ -17,8 +17,8 @@ class Every:
       at: at these steps; one that was jumped over counts at the next call.
 
     Raises:
-      ValueError: when a number is not positive, a step of `at` is negative, or both `secs` and
-        `minutes` are given.
+      ValueError: when a number is not positive, a step of `at` is negative, both `secs` and
+        `minutes` are given, or nothing is.
 
     Example:
       >>> flaxckpt.Every(steps=100).due(250, last=199, elapsed=0.0)
@@ -42,6 +42,8 @@ class Every:
         if at and at[0] < 0:
             raise ValueError(f"Every.at must not be negative, got {at[0]}")
         object.__setattr__(self, "at", at)
+        if not at and all(value is None for value in (self.steps, self.secs, self.minutes)):
+            raise ValueError("Every needs a condition: steps, secs, minutes or at")
 
     def due(self, step: int, *, last: int, elapsed: float) -> bool:
         """Whether `step` is to be saved.

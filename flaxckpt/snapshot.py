@@ -17,7 +17,7 @@ from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves import handler
 from flaxckpt.leaves.dtypes import dtype_name, storage_of, to_stored
 from flaxckpt.leaves.record import LeafRecord, StoredArray
-from flaxckpt.metadata import orbax
+from flaxckpt.metadata import limits, orbax
 from flaxckpt.metadata.tree import spec_of
 from flaxckpt.sharding.chunks import Region, chunk_shape, chunks_of, region_of, whole
 from flaxckpt.storage import zarr3
@@ -98,9 +98,25 @@ def take(tree: Any, chunk_bytes: int) -> Snapshot:
         spec = spec_of(spec.kind, stored, spec.weak_type, spec.impl)
         records.append(LeafRecord(name, spec, stored))
         arrays.append((stored, data))
+    _check_limits(flat, records)
     return Snapshot(
         dataclasses.replace(flat, leaves=()), tuple(records), tuple(_copy_to_host(arrays))
     )
+
+
+def _check_limits(flat: Flat, records: list[LeafRecord]) -> None:
+    """Refuses what a reader would refuse.
+
+    Raises:
+      UnsupportedLeafError: when the tree, or an array of it, is too large.
+    """
+    try:
+        limits.check_tree(flat.nodes, records)
+        for record in records:
+            if record.array is not None:
+                limits.check_array(record.array)
+    except ValueError as error:
+        raise UnsupportedLeafError(f"the tree cannot be held by a checkpoint: {error}") from None
 
 
 def _stored_array(store: str, array: Array, chunk_bytes: int) -> StoredArray:

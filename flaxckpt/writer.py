@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from flaxckpt.background import Background
-from flaxckpt.errors import DirectoryError, InvalidMetricError
+from flaxckpt.errors import DirectoryError, InvalidMetricError, StepPinnedError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
@@ -131,6 +131,8 @@ class Writer:
         for step in sorted({info.step for info in infos} - kept):
             try:
                 self._run.delete(step)
+            except StepPinnedError:
+                continue  # since it was looked at
             except OSError as error:
                 raise DirectoryError(
                     f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "

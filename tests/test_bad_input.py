@@ -264,6 +264,8 @@ def test_a_wrong_target_lists_every_leaf(saved):
         ({}, jnp.zeros(3), "missing"),
         (2**40, jnp.int32(0), "dtype"),
         (2**70, jnp.int32(0), "dtype"),
+        (0.1, jnp.bfloat16(0), "dtype"),
+        (1e300, jnp.float32(0), "dtype"),
         (np.random.default_rng(0), np.random.Generator(np.random.MT19937(0)), "kind"),
     ],
 )
@@ -295,6 +297,66 @@ def test_the_callers_type_wins_where_nothing_is_lost(saved_leaf, target_leaf, tm
     assert isinstance(restored, wanted)
     assert getattr(restored, "dtype", None) == getattr(target_leaf, "dtype", None)
     assert np.asarray(restored == saved_leaf).all()
+
+
+def test_a_python_float_becomes_the_float32_that_jax_would_make(tmp_path):
+    flaxckpt.save(tmp_path / "x", 0.1)
+    assert flaxckpt.restore(tmp_path / "x", jnp.float32(0)) == jnp.asarray(0.1)
+    assert flaxckpt.restore(tmp_path / "x", jnp.bfloat16(0), dtype="cast") == jnp.bfloat16(0.1)
+
+
+@pytest.mark.parametrize(
+    "tree",
+    [np.zeros((1,) * 64), np.zeros((0, 1 << 50), np.int8), jnp.zeros((0, 7))],
+    ids=["64 axes", "wide and empty", "empty"],
+)
+def test_what_can_be_saved_can_be_restored(tree, tmp_path):
+    flaxckpt.save(tmp_path / "x", tree)
+    assert flaxckpt.restore(tmp_path / "x", as_numpy=True).shape == tree.shape
+
+
+def test_what_could_not_be_restored_is_not_saved(tmp_path):
+    deep = 1
+    for _ in range(600):
+        deep = [deep]
+    with pytest.raises(errors.UnsupportedLeafError, match="too deep"):
+        flaxckpt.save(tmp_path / "x", deep)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_sharding_that_does_not_fit_names_the_leaf(saved):
+    mesh = jax.make_mesh((8,), ("x",))
+    where = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("x"))
+    target = flaxckpt.restore(saved)
+    target["params"]["bias"] = jax.ShapeDtypeStruct((3,), jnp.float32, sharding=where)
+    with pytest.raises(errors.ShardingError, match="params/bias cannot be restored onto"):
+        flaxckpt.restore(saved, target)
+
+
+def test_eval_shape_under_an_explicit_mesh_is_a_target(tmp_path):
+    mesh = jax.make_mesh((8,), ("x",), axis_types=(jax.sharding.AxisType.Explicit,))
+    flaxckpt.save(tmp_path / "x", {"w": jnp.arange(8.0)})
+    with jax.set_mesh(mesh):
+        spec = jax.sharding.PartitionSpec("x")
+        target = jax.eval_shape(lambda: {"w": jax.numpy.zeros(8, out_sharding=spec)})
+        restored = flaxckpt.restore(tmp_path / "x", target)
+    assert restored["w"].sharding == jax.sharding.NamedSharding(mesh, spec)
+
+
+@pytest.mark.parametrize("file", ["_CHECKPOINT_METADATA", "state/_METADATA"])
+@pytest.mark.parametrize("what", ["link", "device", "fifo", "directory"])
+def test_metadata_that_are_no_file(saved, file, what, tmp_path):
+    path = saved / file
+    path.rename(tmp_path / "moved")
+    if what == "directory":
+        path.mkdir()
+    elif what == "fifo":
+        os.mkfifo(path)
+    else:
+        path.symlink_to(tmp_path / "moved" if what == "link" else "/dev/zero")
+    for read in (flaxckpt.restore, flaxckpt.verify, flaxckpt.inspect):
+        with pytest.raises(errors.CorruptCheckpointError, match="Restore another step"):
+            read(saved)
 
 
 def test_dtypes_change_only_when_asked(tmp_path):

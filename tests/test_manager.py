@@ -252,6 +252,75 @@ def test_a_step_that_somebody_else_deleted_is_no_error(run):
     assert ckpt.steps() == [1]
 
 
+def test_after_a_failed_save_the_loop_may_save_the_step_again(run):
+    ckpt = flaxckpt.CheckpointManager(run)
+    ckpt.save(1, STATE, wait=True)
+    aside = run.with_name("aside")
+    run.rename(aside)
+    ckpt.save(5, STATE)
+    with pytest.raises(errors.BackgroundSaveError):
+        ckpt.wait()
+    aside.rename(run)
+    assert (ckpt.last_step, ckpt.next_step) == (1, 2)
+    assert ckpt(5, STATE)
+    ckpt.close()
+    assert ckpt.steps() == [1, 5]
+
+
+def test_a_failed_save_does_not_keep_the_state(run):
+    import gc
+    import weakref
+
+    state = {"w": np.arange(4.0)}
+    ckpt = flaxckpt.CheckpointManager(run)
+    shutil.rmtree(run)
+    taken = []
+    from flaxckpt import writer
+
+    real = writer.take
+    writer.take = lambda *args: taken.append(real(*args)) or taken[-1]
+    try:
+        ckpt.save(1, state)
+    finally:
+        writer.take = real
+    snapshot = weakref.ref(taken.pop())
+    with pytest.raises(errors.BackgroundSaveError):
+        ckpt.wait()
+    gc.collect()
+    assert snapshot() is None
+    assert isinstance(ckpt.last_error, FileNotFoundError)
+
+
+def test_two_hooks_on_one_manager_save_a_step_once(run):
+    with flaxckpt.CheckpointManager(run) as ckpt:
+        hook = flaxckpt.PeriodicCheckpoint(ckpt, every_steps=5)
+        with held_up(run):
+            ckpt.save(5, STATE)
+            assert not hook(5, state=STATE)
+
+
+def test_a_hook_follows_a_restore_back(run):
+    with flaxckpt.CheckpointManager(run) as ckpt:
+        hook = flaxckpt.PeriodicCheckpoint(ckpt, every_steps=10)
+        for step in (10, 20):
+            assert hook(step, state=STATE)
+        ckpt.restore(step=10)
+        ckpt.delete(20)
+        assert [hook(step, state=STATE) for step in (11, 20)] == [False, True]
+
+
+def test_an_empty_directory_is_no_step(run):
+    (run / "10").mkdir(parents=True)
+    with flaxckpt.CheckpointManager(run) as ckpt:
+        assert ckpt(10, STATE)
+    assert ckpt.steps() == [10]
+
+
+def test_a_run_that_is_a_file_has_no_steps(tmp_path):
+    (tmp_path / "file").write_text("")
+    assert flaxckpt.CheckpointManager(tmp_path / "file", read_only=True).steps() == []
+
+
 def test_best_is_known_after_reopening(run):
     with flaxckpt.CheckpointManager(run, mode="max") as ckpt:
         for step, accuracy in enumerate([0.3, jnp.float32(0.75), np.float64(0.2)]):
@@ -303,11 +372,13 @@ def test_pinned_steps_stay(run):
 
 
 def test_what_flaxckpt_did_not_write_is_never_touched(run):
-    foreign = ["7", "notes.txt", "3.orbax-checkpoint-tmp", "0x"]
+    foreign = ["7", "notes.txt", "3.orbax-checkpoint-tmp", "0x", "6", "data"]
     run.mkdir()
     for name in foreign:
         (run / name).mkdir()
         (run / name / "file").write_text("mine")
+    (run / "6/_CLAIM").write_text("0123456789ab localhost")
+    (run / "data/_CLAIM").write_text("")
     with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(last=1)) as ckpt:
         for step in (8, 9):
             ckpt.save(step, STATE)

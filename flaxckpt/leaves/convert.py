@@ -90,7 +90,9 @@ def cast(array: np.ndarray, dtype: str) -> np.ndarray:
 
 
 def check_range(array: np.ndarray, dtype: Any) -> None:
-    """Refuses a Python int, as a 0-d array, that `dtype` cannot hold.
+    """Refuses a Python number, as a 0-d array, that `dtype` cannot hold.
+
+    A float may lose digits where jax itself would drop them (in float32), and nowhere else.
 
     Raises:
       OverflowError: in that case.
@@ -99,6 +101,12 @@ def check_range(array: np.ndarray, dtype: Any) -> None:
         limits = jax.numpy.iinfo(dtype)
         if not int(limits.min) <= int(array) <= int(limits.max):
             raise OverflowError(f"{int(array)} is out of the range of {np.dtype(dtype).name}")
+    elif array.dtype.kind == "f" and np.isfinite(array):
+        with np.errstate(over="ignore"):
+            found = float(array.astype(dtype))
+        exact = np.dtype(dtype).itemsize < 4
+        if not np.isfinite(found) or (exact and found != float(array)):
+            raise OverflowError(f"{float(array)} would become {found} in {np.dtype(dtype).name}")
 
 
 def canonical(spec: LeafSpec) -> LeafSpec:

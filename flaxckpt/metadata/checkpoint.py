@@ -74,7 +74,7 @@ def read(path: Path) -> CheckpointMetadata:
         raise CheckpointNotFoundError(f"{path} is being written, or its save never ended")
     try:
         text = limits.read_json_file(file)
-    except (FileNotFoundError, NotADirectoryError):
+    except FileNotFoundError:
         raise CheckpointNotFoundError(f"{path} holds no checkpoint of flaxckpt") from None
     if b'"flaxckpt":' not in text and not sealed_json.is_sealed(text):
         raise CheckpointNotFoundError(f"the checkpoint at {path} was not written by flaxckpt")
@@ -131,7 +131,7 @@ def _as_float(name: str, value: Any) -> float:
         raise InvalidMetricError(f"the metric {name!r} must be one number, got {value!r}")
     try:
         return float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise InvalidMetricError(f"the metric {name!r} must be one number, got {value!r}") from None
 
 

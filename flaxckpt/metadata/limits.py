@@ -6,8 +6,10 @@ neither the memory nor the time of the reader.
 
 from __future__ import annotations
 
+import errno
 import math
 import os
+import stat
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -21,24 +23,38 @@ from flaxckpt.tree.structure import named_nodes
 MAX_JSON_BYTES = 1 << 30
 MAX_LEAVES = 2_000_000
 MAX_DEPTH = 500
-MAX_AXES = 32
+MAX_AXES = 64
 # numpy cannot address more, whatever the dtype.
 MAX_ELEMENTS = 1 << 48
 
 
 def read_json_file(path: Path) -> bytes:
-    """The bytes of a JSON file.
+    """The bytes of a JSON file, which must be a file and no link to one.
 
     Raises:
       FileNotFoundError: when there is none.
-      CorruptCheckpointError: when it is larger than any that flaxckpt writes.
+      CorruptCheckpointError: when it is something else, or larger than any that flaxckpt writes.
     """
-    if (size := path.stat().st_size) > MAX_JSON_BYTES:
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except (FileNotFoundError, NotADirectoryError):
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    except OSError as error:
         raise CorruptCheckpointError(
-            f"{path} has {size} bytes, more than the {MAX_JSON_BYTES} of any real one. "
-            "Restore another step."
+            f"{path} cannot be read: {error}. Restore another step."
+        ) from None
+    try:
+        if not stat.S_ISREG(os.fstat(fd).st_mode):
+            raise CorruptCheckpointError(f"{path} is no file. Restore another step.")
+        with open(fd, "rb", closefd=False) as file:
+            text = file.read(MAX_JSON_BYTES + 1)
+    finally:
+        os.close(fd)
+    if len(text) > MAX_JSON_BYTES:
+        raise CorruptCheckpointError(
+            f"{path} has more than {MAX_JSON_BYTES} bytes. Restore another step."
         )
-    return path.read_bytes()
+    return text
 
 
 def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord], path: str) -> None:
@@ -48,15 +64,19 @@ def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord],
       CorruptCheckpointError: when they are not; `path` is named.
     """
     try:
-        _check_structure(nodes, records)
+        check_tree(nodes, records)
     except ValueError as error:
         raise CorruptCheckpointError(
             f"{path} does not describe a tree: {error}. Restore another step."
         ) from None
 
 
-def _check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord]) -> None:
-    """`check_structure`, with a `ValueError` for what is wrong."""
+def check_tree(nodes: Sequence[Node | None], records: Sequence[LeafRecord]) -> None:
+    """As `check_structure`.
+
+    Raises:
+      ValueError: when they are not.
+    """
     if len(nodes) > 4 * MAX_LEAVES or len(records) > MAX_LEAVES:
         raise ValueError(f"{len(nodes)} nodes and {len(records)} leaves are too many")
     children = sum(len(node.keys) for node in nodes if node is not None)
@@ -92,8 +112,8 @@ def check_array(array: StoredArray) -> None:
     Raises:
       ValueError: when it has too many axes or elements.
     """
-    elements = math.prod(max(1, n) for n in (*array.shape, *storage_of(array.dtype).extra))
-    if len(array.shape) > MAX_AXES or elements > MAX_ELEMENTS:
+    elements = math.prod((*array.shape, *storage_of(array.dtype).extra))
+    if len(array.shape) > MAX_AXES or elements > MAX_ELEMENTS or max(array.shape, default=0) >> 60:
         raise ValueError(f"an array of shape {array.shape} is too large")
 
 

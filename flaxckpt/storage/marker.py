@@ -19,11 +19,14 @@ A checkpoint cannot be replaced in this way: there would be a time without eithe
 from __future__ import annotations
 
 import contextlib
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 from flaxckpt.errors import CorruptCheckpointError, StepExistsError
 from flaxckpt.storage import filesystem, layout
+
+_CLAIM = re.compile(r"([0-9a-f]{12}) ([A-Za-z0-9._-]+)")
 
 
 @contextlib.contextmanager
@@ -33,10 +36,11 @@ def commit_by_marker(final: Path, attempt: str, *, overwrite: bool, fsync: bool)
     Raises:
       StepExistsError: when `final` is committed, or claimed by another writer.
     """
-    if overwrite and is_committed(final):
+    if final.exists() and any(final.iterdir()):
+        advice = "; without an atomic rename it cannot be replaced safely" if overwrite else ""
         raise StepExistsError(
-            f"{final} is committed, and without an atomic rename it cannot be replaced safely. "
-            "Delete it first, or save another step."
+            f"{final} exists already, or is being written by another writer{advice}. Delete it "
+            "first, or save another step."
         )
     with contextlib.ExitStack() as stack:
         with filesystem.lock(final.parent, shared=True):
@@ -76,8 +80,8 @@ def _create(path: Path, content: str, *, fsync: bool) -> None:
 
 def _claimant(path: Path) -> tuple[str, str]:
     """The attempt and the host that claimed the checkpoint at `path`; empty when nobody did."""
-    attempt, _, host = (_read(path / layout.CLAIM) or "").partition(" ")
-    return attempt, host
+    found = _CLAIM.fullmatch(_read(path / layout.CLAIM) or "")
+    return (found[1], found[2]) if found else ("", "")
 
 
 def is_committed(path: Path) -> bool:
@@ -122,14 +126,22 @@ def check_marker(path: Path, attempt: str) -> None:
 def unfinished(path: Path) -> tuple[str, str] | None:
     """The name and the host of a checkpoint that was claimed and is not committed, or `None`.
 
-    A claim that a crash has left empty counts as one of this host: its lock decides.
+    Nothing counts as one that could be somebody else's: there must be a claim as we write it, and
+    beside it only what a checkpoint has. A claim that a crash has left empty must be all there is,
+    and counts as one of this host: its lock decides.
     """
-    return None if is_committed(path) else (path.name, _claimant(path)[1] or layout.host_name())
+    if is_committed(path):
+        return None
+    names = {entry.name for entry in path.iterdir()}
+    host = _claimant(path)[1]
+    if not names <= layout.CHECKPOINT_ENTRIES or (not host and names != {layout.CLAIM}):
+        return None
+    return (path.name, host or layout.host_name())
 
 
 def _read(path: Path) -> str | None:
-    """The attempt's id in a file; `None` when there is no such file."""
-    try:
-        return path.read_text()
-    except (FileNotFoundError, NotADirectoryError):
+    """The beginning of a text file; `None` when there is no such file."""
+    if not path.is_file() or path.is_symlink():
         return None
+    with open(path, "rb") as file:
+        return file.read(1024).decode(errors="replace")

@@ -99,6 +99,16 @@ def test_a_committed_step_is_not_replaced(directory):
         assert ckpt.restore()["s"] == "text"
 
 
+def test_a_damaged_step_that_is_reached_again_is_saved_anew(directory):
+    with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
+        file = directory / "2/state/_METADATA"
+        file.write_bytes(file.read_bytes()[:-40])
+        with pytest.warns(UserWarning, match="step 2 is damaged"):
+            ckpt.restore(on_corrupt="previous")
+        assert ckpt(2, STATE)
+        assert ckpt.restore()["s"] == "text"
+
+
 def test_deleting_begins_with_the_marker(directory, monkeypatch):
     monkeypatch.setattr(filesystem, "remove_tree", lambda path: None)
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
