@@ -368,7 +368,7 @@ class CheckpointManager:
         self._run.delete(self._existing(step))
 
     def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
-        """Yields each step of the run as it is committed, by whomever, oldest first.
+        """Yields each step of the run that is newer than those before, as it is committed.
 
         Args:
           timeout_secs: ends after so many seconds without a new step; by default never.

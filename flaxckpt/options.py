@@ -15,7 +15,8 @@ class Options:
       chunk_bytes: largest chunk of an array on disk, in bytes. A chunk is the unit of reading and
         of checking; an array (or a device's shard of it) up to this size is one chunk.
       buffer_bytes: how many bytes of encoded chunks a save or a restore has in flight at a time,
-        beside the state itself. One chunk more than this may be held.
+        beside the state itself; two chunks more than this may be held. (A restore also has the
+        parts of one array on the host that the devices of this process hold.)
       fsync: whether a save waits until the disk has it. `False` is for scratch disks: a crash of
         the machine may then lose steps that were reported as saved; a crash of the process won't.
       atomic_rename: whether the file system renames a directory atomically and without copying

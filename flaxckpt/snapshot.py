@@ -126,7 +126,11 @@ def _stored_array(store: str, array: Array, chunk_bytes: int) -> StoredArray:
         shard = array.sharding.shard_shape(array.shape)
         sharding = _describe_sharding(array.sharding)
     dtype = dtype_name(np.dtype(array.dtype))
-    assert dtype is not None, "handlers give arrays of dtypes that have a name"
+    if dtype is None:
+        raise UnsupportedLeafError(
+            f"the handler of {store} gave an array of dtype {array.dtype}, which no checkpoint can "
+            "hold. Let it return an array of numbers."
+        )
     chunks = chunk_shape(array.shape, shard, array.dtype.itemsize, chunk_bytes)
     return StoredArray(store, dtype, array.shape, chunks, sharding)
 

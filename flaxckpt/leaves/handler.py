@@ -137,6 +137,10 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
         return spec, handler.encode(leaf)
     except FlaxckptError as error:
         raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
+    except Exception as error:
+        raise UnsupportedLeafError(
+            f"the leaf {name}: its handler failed: {type(error).__name__}: {error}"
+        ) from error
 
 
 def decode(spec: LeafSpec, stored: Any, name: str) -> Any:

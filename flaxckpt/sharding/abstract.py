@@ -92,7 +92,21 @@ def _bind(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..
 def _is_arrays(arg: Any) -> bool:
     """Whether an argument is a tree of nothing but arrays."""
     leaves = jax.tree.leaves(arg)
-    return bool(leaves) and all(isinstance(leaf, jax.Array | np.ndarray) for leaf in leaves)
+    arrays = jax.Array | np.ndarray | jax.ShapeDtypeStruct
+    return bool(leaves) and all(isinstance(leaf, arrays) for leaf in leaves)
+
+
+def _reachable(arrays: Any, mesh: Mesh | None) -> Any:
+    """`arrays` where a computation on `mesh` can take them: not committed to other devices."""
+    if mesh is None:
+        return arrays
+    everywhere, devices = NamedSharding(mesh, PartitionSpec()), set(mesh.devices.flat)
+
+    def reachable(array: Any) -> Any:
+        elsewhere = isinstance(array, jax.Array) and array.sharding.device_set != devices
+        return jax.device_put(array, everywhere) if elsewhere and array.committed else array
+
+    return jax.tree.map(reachable, arrays)
 
 
 def _in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) -> T:
@@ -239,5 +253,5 @@ def initialise(
         return jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
 
     jitted = jax.jit(leaves, out_shardings=[shape.sharding for shape in shapes])
-    values = _in_context(lambda: jitted(*arrays), mesh, rules)
+    values = _in_context(lambda: jitted(*_reachable(arrays, mesh)), mesh, rules)
     return nnx_objects.merge(jax.tree.unflatten(treedef, values), graphs)

@@ -13,6 +13,9 @@ from typing import Any, NamedTuple
 
 Shape = tuple[int, ...]
 
+# How many times as many parts as needed an axis may be cut into before another one is tried.
+MAX_EXCESS = 4
+
 
 class Region(NamedTuple):
     """A box of an array: where it starts and how large it is, per axis, in elements."""
@@ -54,11 +57,15 @@ def chunk_shape(shape: Shape, shard: Shape, itemsize: int, chunk_bytes: int) -> 
       (256, 512)
     """
     chunk = [max(1, n) for n in shard]
-    while math.prod(chunk) * itemsize > chunk_bytes and max(chunk, default=1) > 1:
-        axis = chunk.index(max(chunk))
-        parts = min(math.ceil(math.prod(chunk) * itemsize / chunk_bytes), chunk[axis])
-        sharded = shard[axis] != shape[axis]
-        chunk[axis] = _cut(chunk[axis], parts, equal=sharded)
+    while (size := math.prod(chunk) * itemsize) > chunk_bytes and max(chunk, default=1) > 1:
+        parts = math.ceil(size / chunk_bytes)
+        sharded = [n != whole for n, whole in zip(shard, shape, strict=True)]
+        cuts = [_cut(n, min(parts, n), equal=s) for n, s in zip(chunk, sharded, strict=True)]
+        largest_first = sorted(range(len(chunk)), key=lambda axis: -chunk[axis])
+        # A sharded axis of prime length could only be cut into single elements.
+        well = [a for a in largest_first if 1 < chunk[a] <= MAX_EXCESS * cuts[a] * parts]
+        axis = (well or largest_first)[0]
+        chunk[axis] = cuts[axis]
     return tuple(chunk)
 
 

@@ -88,10 +88,11 @@ def test_a_kind_that_is_not_registered_here_says_what_to_do():
     )
 
 
-def test_an_error_of_the_callers_encode_is_not_swallowed():
+def test_an_error_of_the_callers_encode_names_the_leaf():
     class Broken:
         pass
 
     register_leaf_handler("test.broken", Broken, lambda _: 1 / 0, lambda _: None)
-    with pytest.raises(ZeroDivisionError):
+    with pytest.raises(UnsupportedLeafError, match="the leaf x: its handler failed") as caught:
         encode(Broken(), "x")
+    assert isinstance(caught.value.__cause__, ZeroDivisionError)

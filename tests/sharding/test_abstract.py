@@ -167,6 +167,22 @@ def test_arguments_that_are_no_arrays_are_passed_as_they_are(mesh, tmp_path):
     assert (state["w"].shape, state["w"].dtype) == ((3, 4), jnp.bfloat16)
 
 
+def test_a_key_that_is_committed_to_one_device_is_no_obstacle(mesh, tmp_path):
+    key = jax.device_put(jax.random.key(0), jax.devices()[3])
+    with flaxckpt.CheckpointManager(tmp_path / "run") as ckpt:
+        state = ckpt.restore_or_init(
+            lambda rng: {"w": jax.random.normal(rng, (8,))}, key, mesh=mesh
+        )
+    assert state["w"].sharding.device_set == set(jax.devices())
+
+
+def test_abstract_arguments_are_traced_too():
+    abstract = flaxckpt.abstract_state(
+        lambda x: {"w": x * 2}, jax.ShapeDtypeStruct((3,), jnp.float32)
+    )
+    assert abstract["w"].shape == (3,)
+
+
 def test_without_a_mesh_leaves_go_to_the_default_device(tmp_path):
     abstract = flaxckpt.abstract_state(lambda: {"w": jnp.ones(3)})
     assert abstract["w"].sharding is None

@@ -151,3 +151,7 @@ def test_an_index_never_gives_a_scalar():
 )
 def test_the_index_of_a_shard_is_a_region(index, region):
     assert region_of(index, (3, 6)) == region
+
+
+def test_a_sharded_axis_of_prime_length_is_not_cut_into_single_elements():
+    assert chunk_shape((50296, 4096), (6287, 4096), 4, 64 << 20) == (6287, 2048)
