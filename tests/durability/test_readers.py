@@ -41,7 +41,9 @@ READER = """
             else:
                 said = difference(ckpt.restore(step=step), step) or "whole"
         except errors.CheckpointNotFoundError as error:
-            said = "deleted" if str(step) in str(error) or "no step" in str(error) else repr(error)
+            # The newest step may be a newer one than the one that was followed.
+        told = (str(step), "no step", "was deleted or replaced")
+        said = "deleted" if any(text in str(error) for text in told) else repr(error)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace("\\n", " ")
         print(step, said, flush=True)
