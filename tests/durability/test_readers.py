@@ -42,8 +42,8 @@ READER = """
                 said = difference(ckpt.restore(step=step), step) or "whole"
         except errors.CheckpointNotFoundError as error:
             # The newest step may be a newer one than the one that was followed.
-        told = (str(step), "no step", "was deleted or replaced")
-        said = "deleted" if any(text in str(error) for text in told) else repr(error)
+            told = (str(step), "no step", "was deleted or replaced")
+            said = "deleted" if any(text in str(error) for text in told) else repr(error)
         except Exception as error:
             said = f"{type(error).__name__}: {error}".replace("\\n", " ")
         print(step, said, flush=True)
