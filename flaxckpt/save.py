@@ -113,12 +113,13 @@ def write(
         values = itertools.chain(snapshot.chunks(), [(layout.ATTEMPT_KEY, attempt.encode())])
         tensorstore_io.write_all(store, values, options.buffer_bytes)
         files = _sizes(item)
-        for name, data in _files_for_orbax(snapshot, options.atomic_rename).items():
+        strings = orbax.strings_file(snapshot.flat.paths, snapshot.records)
+        for name, data in _files_for_orbax(snapshot, strings, options.atomic_rename).items():
             if "/" in name:
                 (item / name).parent.mkdir()
             filesystem.write_file(item / name, data, fsync=fsync)
             files[name] = SavedFile(len(data), crc32c.crc32c(data))
-        tree_metadata = _tree_metadata(snapshot, attempt, files)
+        tree_metadata = _tree_metadata(snapshot, attempt, strings, files)
         filesystem.write_file(item / layout.TREE_METADATA, tree_metadata, fsync=fsync)
         described = CheckpointMetadata(
             described.attempt,
@@ -140,18 +141,21 @@ def _sizes(item: Path) -> dict[str, SavedFile]:
     return {str(path.relative_to(item)): SavedFile(path.stat().st_size, None) for path in files}
 
 
-def _tree_metadata(snapshot: Snapshot, attempt: str, files: Mapping[str, SavedFile]) -> bytes:
+def _tree_metadata(
+    snapshot: Snapshot, attempt: str, strings: Mapping[str, Any], files: Mapping[str, SavedFile]
+) -> bytes:
     """`_METADATA`: Orbax's members and ours."""
     flat, records = snapshot.flat, snapshot.records
-    strings = orbax.strings_file(flat.paths, records)
     members = orbax.tree_metadata(flat.paths, records, flat.empties, strings)
     tree = SavedTree(flat.nodes, records, attempt, files)
     return sealed_json.seal(members | {"flaxckpt": encode_tree(tree)})
 
 
-def _files_for_orbax(snapshot: Snapshot, atomic_rename: bool) -> dict[str, bytes]:
+def _files_for_orbax(
+    snapshot: Snapshot, strings: Mapping[str, Any], atomic_rename: bool
+) -> dict[str, bytes]:
     """The files beside `_METADATA` that only Orbax reads."""
-    flat, records = snapshot.flat, snapshot.records
+    records = snapshot.records
     # Where it cannot rely on a rename, Orbax wants a marker in the item too.
     files = {} if atomic_rename else {layout.COMMIT_SUCCESS: b"the marker is that of the step"}
     shardings = {a.stored.store: a.sharding for a in snapshot.arrays if a.sharding is not None}
@@ -160,6 +164,6 @@ def _files_for_orbax(snapshot: Snapshot, atomic_rename: bool) -> dict[str, bytes
     if any(record.spec.kind == "prng_key" for record in records):
         name = f"{layout.ARRAY_METADATAS}/process_0"
         files[name] = orjson.dumps(orbax.array_metadatas_file(records))
-    if strings := orbax.strings_file(flat.paths, records):
+    if strings:
         files[layout.STRINGS] = orjson.dumps(strings)
     return files
