@@ -1,1 +1,1 @@
-"""Measurements beside Orbax, in one run and with the same durability wherever that is possible."""
+"""Measurements beside Orbax and the limits of the machine, in one run: `python -m benchmarks`."""

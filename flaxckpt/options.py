@@ -5,6 +5,11 @@ from __future__ import annotations
 import dataclasses
 
 MIB = 1 << 20
+# Encoded chunks in flight: enough to keep a disk busy while the next ones are made.
+BUFFER_BYTES = 128 * MIB
+# Of these, so many chunks are there at the least: being made, being written, and one of each kind
+# in TensorStore's hands.
+MIN_CHUNKS = 4
 
 
 @dataclasses.dataclass(frozen=True)
@@ -14,9 +19,11 @@ class Options:
     Attributes:
       chunk_bytes: largest chunk of an array on disk, in bytes. A chunk is the unit of reading and
         of checking; an array (or a device's shard of it) up to this size is one chunk.
-      buffer_bytes: how many bytes of encoded chunks a save or a restore has in flight at a time,
-        beside the state itself; two chunks more than this may be held. (A restore also has the
-        parts of one array on the host that the devices of this process hold.)
+      max_host_bytes: the most host memory, in bytes, that a save or a restore has beside the state
+        itself. A save that does not fit is taken in rounds: it returns when what is not on disk
+        yet fits. By default a save returns as soon as all of the state is safe on the host, which
+        for arrays of an accelerator and for numpy arrays is a copy of them; jax arrays on the CPU
+        are not copied. Beside that, 128 MiB are used.
       fsync: whether a save waits until the disk has it. `False` is for scratch disks: a crash of
         the machine may then lose steps that were reported as saved; a crash of the process won't.
       atomic_rename: whether the file system renames a directory atomically and without copying
@@ -26,22 +33,39 @@ class Options:
         a save in the background, in seconds, before they raise.
 
     Raises:
-      ValueError: when a size or the timeout is not positive.
+      ValueError: when a size or the timeout is not positive, or `max_host_bytes` has not room for
+        four chunks.
 
     Example:
       >>> import flaxckpt
       >>> flaxckpt.Options(fsync=False).chunk_bytes
-      67108864
+      8388608
     """
 
-    chunk_bytes: int = 64 * MIB
-    buffer_bytes: int = 256 * MIB
+    chunk_bytes: int = 8 * MIB
+    max_host_bytes: int | None = None
     fsync: bool = True
     atomic_rename: bool = True
     timeout_secs: float = 3600.0
 
     def __post_init__(self) -> None:
-        """Refuses sizes and timeouts that are not positive."""
-        for field in ("chunk_bytes", "buffer_bytes", "timeout_secs"):
+        """Refuses sizes and timeouts that are not positive, or do not go together."""
+        for field in ("chunk_bytes", "timeout_secs"):
             if not getattr(self, field) > 0:
                 raise ValueError(f"Options.{field} must be positive, got {getattr(self, field)!r}")
+        least = MIN_CHUNKS * self.chunk_bytes
+        if self.max_host_bytes is not None and self.max_host_bytes < least:
+            raise ValueError(
+                f"Options.max_host_bytes={self.max_host_bytes!r} is less than {MIN_CHUNKS} chunks "
+                f"of {self.chunk_bytes} bytes. Make chunk_bytes smaller."
+            )
+
+    @property
+    def buffer_bytes(self) -> int:
+        """How many bytes of encoded chunks are in flight."""
+        return min(BUFFER_BYTES, (self.max_host_bytes or 2 * BUFFER_BYTES) // 2)
+
+    @property
+    def snapshot_bytes(self) -> int | None:
+        """How many bytes of values wait to be encoded; `None` for any number."""
+        return None if self.max_host_bytes is None else self.max_host_bytes // 2

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from flaxckpt.chunk_reads import Parts
 from flaxckpt.leaves import convert
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import LeafSpec
-from flaxckpt.reading import Parts
 from flaxckpt.sharding.chunks import Region, region_of, whole
 
 Sharding = jax.sharding.Sharding
+
+# An array up to this size is read whole, although each device needs but a part of it.
+SMALL_BYTES = 1 << 18
 
 
 def target_sharding(leaf: Any) -> Sharding | None:
@@ -33,14 +36,17 @@ def target_sharding(leaf: Any) -> Sharding | None:
     return found
 
 
-def regions_of(sharding: Sharding | None, shape: tuple[int, ...]) -> Sequence[Region]:
-    """The distinct regions of an array that the devices of this process hold.
+def regions_of(where: Sharding | None, shape: tuple[int, ...], nbytes: int) -> Sequence[Region]:
+    """The regions of an array that are read: each that devices of this process hold, once.
 
-    The words of PRNG keys lie on one more axis than the keys; a PartitionSpec leaves it whole.
+    A small array is read whole, and jax cuts it up. The words of PRNG keys lie on one more axis
+    than the keys; a PartitionSpec leaves it whole.
     """
-    if sharding is None or len(sharding.device_set) == 1:
+    if where is None or len(where.device_set) == 1:
         return [whole(shape)]
-    indices = sharding.addressable_devices_indices_map(shape).values()
+    if nbytes <= SMALL_BYTES and where.is_fully_addressable:
+        return [whole(shape)]
+    indices = where.addressable_devices_indices_map(shape).values()
     return list(dict.fromkeys(region_of(index, shape) for index in indices if index is not None))
 
 
@@ -50,42 +56,63 @@ def to_host(parts: Parts, target: LeafSpec) -> np.ndarray:
     return _convert(values, target)
 
 
-def to_devices(
-    parts: Parts, shape: tuple[int, ...], target: LeafSpec, where: Sharding | None
-) -> jax.Array:
-    """The parts of a leaf as an array of `shape` on the sharding `where`."""
-    values = {region: _convert(part, target) for region, part in parts.items()}
-    if where is None or len(where.device_set) == 1:
-        (single,) = values.values()
-        return _put(single, target, where)
-    if target.weak_type and not shape:
-        return _put(next(iter(values.values())), target, where)
+class Wanted(NamedTuple):
+    """A leaf that lives on devices: its array's parts and shape, its type, and its sharding."""
+
+    parts: Parts
+    shape: tuple[int, ...]
+    spec: LeafSpec
+    where: Sharding | None
+
+
+def to_devices(leaves: Sequence[Wanted]) -> list[jax.Array]:
+    """The arrays of `leaves` on their devices. What one call of jax can do, one call does."""
+    arrays = {i: array for i, leaf in enumerate(leaves) if (array := _alone(leaf)) is not None}
+    together = [i for i in range(len(leaves)) if i not in arrays]
+    for committed in (False, True):
+        chosen = [i for i in together if (leaves[i].where is not None) == committed]
+        values = [_convert(leaves[i].parts[whole(leaves[i].shape)], leaves[i].spec) for i in chosen]
+        where = [leaves[i].where for i in chosen] if committed else None
+        arrays.update(zip(chosen, jax.device_put(values, where), strict=True))
+    return [arrays[i] for i in range(len(leaves))]
+
+
+def _alone(leaf: Wanted) -> jax.Array | None:
+    """The array of a leaf that needs a call of its own."""
+    if leaf.spec.weak_type and not leaf.shape:
+        # jax gives a Python number a weak type; no other way costs no compilation.
+        # (It would quieten a signalling NaN.)
+        values = _convert(leaf.parts[whole(())], leaf.spec)
+        weak = jax.device_put(values.item(), leaf.where)
+        return weak if weak.dtype == values.dtype and values == values else None
+    if leaf.where is None or whole(leaf.shape) in leaf.parts:
+        return None
     return jax.make_array_from_callback(
-        shape,
-        where,
-        lambda index: values[region_of(index or (), shape)],
-        dtype=parse_dtype(_dtype(target)),
+        leaf.shape,
+        leaf.where,
+        lambda index: _convert(leaf.parts[region_of(index or (), leaf.shape)], leaf.spec),
+        dtype=parse_dtype("uint32" if leaf.spec.kind == "prng_key" else leaf.spec.dtype),
     )
+
+
+class Sent:
+    """Arrays on their way to devices: the host has their values until they have arrived."""
+
+    def __init__(self, limit: int):
+        """At most about `limit` bytes are on their way."""
+        self._limit = limit
+        self._arrays: list[jax.Array] = []
+        self._bytes = 0
+
+    def note(self, arrays: Sequence[jax.Array]) -> None:
+        """Notes that `arrays` were sent; waits for all when they have become too many."""
+        self._arrays.extend(arrays)
+        self._bytes += sum(array.nbytes for array in arrays)
+        if self._bytes > self._limit:
+            jax.block_until_ready(self._arrays)
+            self._arrays, self._bytes = [], 0
 
 
 def _convert(values: np.ndarray, target: LeafSpec) -> np.ndarray:
     """`values` with the dtype of `target`, where it has one."""
-    if not target.dtype:
-        return values
-    return convert.cast(values, target.dtype)
-
-
-def _dtype(target: LeafSpec) -> str:
-    """The dtype of the array behind a leaf."""
-    return "uint32" if target.kind == "prng_key" else target.dtype
-
-
-def _put(values: np.ndarray, target: LeafSpec, where: Sharding | None) -> jax.Array:
-    """One array on one sharding."""
-    if target.weak_type and not values.ndim:
-        # jax gives a Python number a weak type; no other way costs no compilation.
-        # (It would quieten a signalling NaN.)
-        weak = jax.device_put(values.item(), where)
-        if weak.dtype == values.dtype and values == values:
-            return weak
-    return jax.device_put(values, where)
+    return convert.cast(values, target.dtype) if target.dtype else values

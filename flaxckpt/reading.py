@@ -1,168 +1,140 @@
-"""Reading regions of arrays: every chunk once, checked, with a bounded number of bytes ahead."""
+"""Reading regions of arrays: every chunk once, checked, straight to where it belongs.
+
+Several threads read; the system calls and the checksums run outside of Python's lock.
+"""
 
 from __future__ import annotations
 
 import collections
-import itertools
-import math
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import concurrent.futures
+import functools
+import os
+from collections.abc import Iterable, Iterator, Sequence
 from typing import NamedTuple
 
-import numpy as np
-
 from flaxckpt.checkpoint import Checkpoint
+from flaxckpt.chunk_reads import ArrayRead, Parts, Plan
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.leaves.dtypes import Storage, from_stored, storage_of
-from flaxckpt.leaves.record import StoredArray
-from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
-from flaxckpt.storage import layout, tensorstore_io, zarr3
+from flaxckpt.spans import Problem, read_span, spans
+from flaxckpt.storage import layout
+from flaxckpt.storage.index import Index, Place, read_index
 
-Parts = Mapping[Region, np.ndarray]
-Value = bytes | CorruptCheckpointError | None
-Values = Iterator[Value]
-
-
-class ArrayRead(NamedTuple):
-    """The regions that are wanted of one array, for the leaf `name`."""
-
-    name: str
-    array: StoredArray
-    regions: Sequence[Region]
+# Disks want several requests at a time; more threads than this gain nothing.
+THREADS = max(4, min(16, os.cpu_count() or 1))
+# What is read, and then put on its devices, together.
+GROUP_BYTES = 32 << 20
+GROUP_ARRAYS = 1024
 
 
-def read_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> Iterator[Parts]:
-    """The values of `reads`, in their order.
+def read_arrays(
+    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int
+) -> Iterator[list[Parts]]:
+    """The values of `reads`, in their order, several at a time.
 
     Args:
       checkpoint: where they lie.
       reads: what is wanted.
-      ahead: how many bytes of chunks are read ahead.
+      ahead: how many bytes are read ahead of what the caller has taken.
 
     Raises:
       CorruptCheckpointError: when a chunk is missing or damaged; the leaf and the chunk are named.
     """
-    for plan, values in _requested(checkpoint, reads, ahead):
-        yield plan.collect(values, checkpoint.item)
+    for plans, problems in _read(checkpoint, reads, ahead, keep=True):
+        if problems:
+            raise CorruptCheckpointError(_describe(checkpoint, problems[0]))
+        yield [plan.parts() for plan in plans]
 
 
-def check_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> Iterator[str]:
-    """What is wrong with each of `reads`; nothing is kept of a chunk once it is checked.
-
-    Args:
-      checkpoint: where they lie.
-      reads: what is to be checked.
-      ahead: how many bytes of chunks are read ahead.
+def check_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> list[str]:
+    """What is wrong with `reads`: a line for each that is damaged; nothing of them is kept.
 
     Raises:
       CorruptCheckpointError: when the database itself cannot be read.
     """
-    for plan, values in _requested(checkpoint, reads, ahead):
-        yield plan.check(values, checkpoint.item)
+    lines: dict[str, str] = {}
+    for _, problems in _read(checkpoint, reads, ahead, keep=False):
+        for problem in problems:
+            lines.setdefault(problem.located.chunk.name, _describe(checkpoint, problem))
+    return list(lines.values())
 
 
-def _requested(
-    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int
-) -> Iterator[tuple[_Plan, Values]]:
-    """The plan of each read, with the iterator that gives the values of its chunks next."""
+class _Group(NamedTuple):
+    """Arrays that are read together."""
+
+    plans: Sequence[Plan]
+    nbytes: int
+
+
+class _Started(NamedTuple):
+    """A group that is being read."""
+
+    group: _Group
+    futures: Sequence[concurrent.futures.Future[list[Problem]]]
+
+    def finish(self) -> tuple[Sequence[Plan], list[Problem]]:
+        """The group once it is read, with what was wrong with it."""
+        return self.group.plans, [p for future in self.futures for p in future.result()]
+
+
+def _groups(reads: Iterable[ArrayRead], limit: int, *, keep: bool) -> Iterator[_Group]:
+    """`reads` in groups of at most `limit` bytes, or of one."""
+    group: list[Plan] = []
+    size = 0
+    for read in reads:
+        plan = Plan(read, keep=keep)
+        if group and (size + plan.nbytes > limit or len(group) == GROUP_ARRAYS):
+            yield _Group(group, size)
+            group, size = [], 0
+        group.append(plan)
+        size += plan.nbytes
+    if group:
+        yield _Group(group, size)
+
+
+def _read(
+    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int, *, keep: bool
+) -> Iterator[tuple[Sequence[Plan], list[Problem]]]:
+    """The plans of `reads` in groups, each once it is carried out, with what was wrong with it."""
     if not reads:
         return
-    plans = [_Plan(read) for read in reads]
-    attempt = (layout.ATTEMPT_KEY, len(checkpoint.tree.attempt))
-    requests = itertools.chain([attempt], *(plan.requests() for plan in plans))
-    try:
-        store = tensorstore_io.open_store(checkpoint.item)
-    except ValueError as error:
-        raise CorruptCheckpointError(
-            f"the arrays at {checkpoint.item} cannot be opened: {error}. Restore another step."
-        ) from None
-    values = tensorstore_io.read_all(store, requests, ahead)
-    _check_attempt(next(values), checkpoint)
-    for plan in plans:
-        yield plan, values
+    index = _index_of(checkpoint)
+    waiting: collections.deque[_Started] = collections.deque()
+    with concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read") as pool:
+        try:
+            for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
+                while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
+                    yield waiting.popleft().finish()
+                chunks = (chunk for plan in group.plans for chunk in plan.chunks)
+                read = functools.partial(read_span, checkpoint.item)
+                futures = [pool.submit(read, span) for span in spans(chunks, index)]
+                waiting.append(_Started(group, futures))
+            while waiting:
+                yield waiting.popleft().finish()
+        finally:
+            pool.shutdown(cancel_futures=True)
 
 
-def _check_attempt(value: Value, checkpoint: Checkpoint) -> None:
-    """Checks that the arrays were written by the save that wrote the metadata.
+def _index_of(checkpoint: Checkpoint) -> Index:
+    """Where the values lie, when they were written by the save that wrote the metadata.
 
     Raises:
-      CorruptCheckpointError: when they were not.
+      CorruptCheckpointError: when they were not, or the database is damaged.
     """
-    if isinstance(value, CorruptCheckpointError):
-        raise value
+    index = read_index(checkpoint.item)
+    value = index.get(layout.ATTEMPT_KEY)
     if value != checkpoint.tree.attempt.encode():
         what = "missing" if value is None else f"not those of its metadata ({value!r})"
         raise CorruptCheckpointError(
             f"the arrays at {checkpoint.item} are {what}. Restore another step."
         )
+    return index
 
 
-class _Plan:
-    """Which chunks the regions of one array need, and where their elements go."""
-
-    def __init__(self, read: ArrayRead):
-        """Groups the regions of `read` by chunk."""
-        self._read = read
-        self._storage: Storage = storage_of(read.array.dtype)
-        self._chunk = zarr3.stored_shape(read.array.chunks, self._storage)
-        self._uses: dict[Shape, list[tuple[Region, Region]]] = collections.defaultdict(list)
-        for region in dict.fromkeys(read.regions):
-            stored = zarr3.stored_region(region, self._storage)
-            for grid, part in chunks_of(stored, self._chunk):
-                self._uses[grid].append((region, part))
-
-    def requests(self) -> Iterator[tuple[str, int]]:
-        """The key and the size of each chunk."""
-        size = math.prod(self._chunk) * self._storage.dtype.itemsize + zarr3.CHECKSUM_BYTES
-        for grid in self._uses:
-            yield zarr3.chunk_key(self._read.array.store, grid), size
-
-    def check(self, values: Values, directory: Path) -> str:
-        """What is wrong with the next `values`, the first thing; `""` when all is well."""
-        problems = []
-        for grid in self._uses:
-            try:
-                self._decode(next(values), grid, directory)
-            except CorruptCheckpointError as error:
-                problems.append(str(error))
-        return problems[0] if problems else ""
-
-    def collect(self, values: Values, directory: Path) -> Parts:
-        """The regions, put together from the next `values`."""
-        parts: dict[Region, np.ndarray] = {}
-        for grid, uses in self._uses.items():
-            elements = self._decode(next(values), grid, directory)
-            outer = chunk_region(grid, self._chunk)
-            for region, part in uses:
-                stored = zarr3.stored_region(region, self._storage)
-                if stored.shape == part.shape:
-                    parts[region] = elements[part.within(outer)]
-                    continue
-                if region not in parts:
-                    parts[region] = np.empty(stored.shape, self._storage.dtype)
-                parts[region][part.within(stored)] = elements[part.within(outer)]
-        return {
-            region: from_stored(self._part(parts, region), self._read.array.dtype)
-            for region in self._read.regions
-        }
-
-    def _part(self, parts: Parts, region: Region) -> np.ndarray:
-        """The elements of `region`; a region without elements has no chunk."""
-        if region in parts:
-            return parts[region]
-        return np.empty(zarr3.stored_region(region, self._storage).shape, self._storage.dtype)
-
-    def _decode(self, value: Value, grid: Shape, directory: Path) -> np.ndarray:
-        """The elements of the chunk at `grid`."""
-        try:
-            if value is None:
-                raise zarr3.ChunkError("it is missing")
-            if isinstance(value, CorruptCheckpointError):
-                raise value
-            return zarr3.decode_chunk(value, self._chunk, self._storage)
-        except (zarr3.ChunkError, CorruptCheckpointError) as error:
-            key = zarr3.chunk_key(self._read.array.store, grid)
-            raise CorruptCheckpointError(
-                f"the leaf {self._read.name} is damaged: {error} (chunk {key}, in "
-                f"{directory}/{tensorstore_io.locate(directory, key)}). Restore another step."
-            ) from None
+def _describe(checkpoint: Checkpoint, problem: Problem) -> str:
+    """The error of a damaged leaf."""
+    (chunk, place), error = problem
+    where = f"{checkpoint.item}/{place}" if isinstance(place, Place) else str(checkpoint.item)
+    return (
+        f"the leaf {chunk.name} is damaged: {error} (chunk {chunk.key}, in {where}). "
+        "Restore another step."
+    )

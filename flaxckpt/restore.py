@@ -8,20 +8,13 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-import numpy as np
 from etils import epath
 
-from flaxckpt import placement
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
-from flaxckpt.errors import Mismatch
-from flaxckpt.leaves import convert, handler
+from flaxckpt.leaf_values import read_leaves
 from flaxckpt.leaves.convert import DtypePolicy
-from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS
 from flaxckpt.options import Options
-from flaxckpt.planning import LeafPlan, raise_any, with_target, without_target
-from flaxckpt.reading import ArrayRead, Parts, read_arrays
-from flaxckpt.sharding.chunks import whole
+from flaxckpt.restore_plan import LeafPlan, with_target, without_target
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.rebuild import build
 from flaxckpt.tree.structure import flatten
@@ -119,70 +112,18 @@ def restore_tree(
 def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`, or the error that the checkpoint was deleted meanwhile."""
     with unchanged(checkpoint.path, checkpoint.described):
-        return _read_leaves(checkpoint, leaves, options)
-
-
-def _read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
-    """The values of `leaves`."""
-    reads = [_array_read(leaf) for leaf in leaves if leaf.record.array is not None]
-    parts = read_arrays(checkpoint, reads, options.buffer_bytes)
-    values, mismatches = [], []
-    for leaf in leaves:
-        array = leaf.record.array
-        found = None if array is None else (next(parts), array.shape)
-        try:
-            values.append(_from_json(leaf) if found is None else _from_parts(leaf, *found))
-        except OverflowError as error:
-            saved, wanted = str(leaf.record.spec), str(leaf.wanted)
-            mismatches.append(Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})"))
-    raise_any(checkpoint, mismatches, len(leaves), "Give the target a wider dtype.")
-    return values
-
-
-def _array_read(leaf: LeafPlan) -> ArrayRead:
-    """What has to be read for a leaf that has an array."""
-    array = leaf.record.array
-    assert array is not None
-    if leaf.wanted.kind not in DEVICE_KINDS:
-        return ArrayRead(leaf.record.name, array, [whole(array.shape)])
-    return ArrayRead(leaf.record.name, array, placement.regions_of(leaf.where, array.shape))
-
-
-def _from_parts(leaf: LeafPlan, parts: Parts, shape: tuple[int, ...]) -> Any:
-    """The leaf around the parts of its array, which has `shape`.
-
-    Raises:
-      OverflowError: when it is a Python number that the wanted dtype cannot hold.
-    """
-    wanted = leaf.wanted
-    if leaf.record.spec.kind in SCALAR_KINDS and wanted.dtype and not leaf.lossy:
-        convert.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
-    if wanted.kind in DEVICE_KINDS:
-        stored: Any = placement.to_devices(parts, shape, wanted, leaf.where)
-    else:
-        stored = placement.to_host(parts, wanted)
-    return handler.decode(wanted, stored, leaf.record.name)
-
-
-def _from_json(leaf: LeafPlan) -> Any:
-    """The leaf of a record that has no array; a number may be wanted as an array."""
-    saved, wanted = leaf.record.spec, leaf.wanted
-    value = handler.decode(saved, leaf.record.value, leaf.record.name)
-    if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
-        return value
-    if saved.kind == "int":
-        raise OverflowError(f"{value} has more than 64 bits")
-    return _from_parts(leaf, {whole(()): np.asarray(value)}, ())
+        return read_leaves(checkpoint, leaves, options)
 
 
 def _report(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], seconds: float) -> RestoreReport:
     """The report of a restore of `leaves`."""
+    changed = [leaf for leaf in leaves if leaf.record.spec != leaf.wanted]
     return RestoreReport(
         str(checkpoint.path),
         tuple(leaf.record.name for leaf in leaves),
         tuple(
             (leaf.record.name, str(leaf.record.spec), str(leaf.wanted))
-            for leaf in leaves
+            for leaf in changed
             if str(leaf.record.spec) != str(leaf.wanted)
         ),
         sum(leaf.record.array.nbytes for leaf in leaves if leaf.record.array is not None),

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
+import dataclasses
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import crc32c
-import orjson
 from etils import epath
 
 from flaxckpt.errors import (
@@ -20,11 +19,12 @@ from flaxckpt.errors import (
     UnsupportedFormatError,
 )
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
-from flaxckpt.metadata import orbax, sealed_json
+from flaxckpt.metadata import sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
-from flaxckpt.metadata.tree import SavedFile, SavedTree, encode_tree
+from flaxckpt.metadata.tree import SavedFile, with_files
 from flaxckpt.options import Options
-from flaxckpt.snapshot import Snapshot, take
+from flaxckpt.save_plan import SavePlan
+from flaxckpt.snapshot import Piece, stream, take_apart
 from flaxckpt.storage import filesystem, layout, tensorstore_io
 from flaxckpt.storage.commit import Commit, commit_by_rename, remove_abandoned
 from flaxckpt.storage.marker import commit_by_marker, is_committed
@@ -61,12 +61,13 @@ def save(
     started = time.time_ns()
     user_metadata = checkpoint_metadata.check_metadata(metadata or {})
     check_vacant(final, overwrite=overwrite)
-    snapshot = take(tree, options.chunk_bytes)
+    state = take_apart(tree, options.chunk_bytes)
     filesystem.make_directory(final.parent, fsync=options.fsync)
     filesystem.check_writable(final.parent)
     remove_abandoned(final.parent, final.name)
     described = CheckpointMetadata(layout.new_attempt(), started, 0, {}, user_metadata)
-    write(snapshot, final, described, overwrite=overwrite, options=options)
+    pieces = stream(state, options.snapshot_bytes, copy=False)
+    write(state.plan, pieces, final, described, overwrite=overwrite, options=options)
 
 
 def check_vacant(final: Path, *, overwrite: bool) -> None:
@@ -96,43 +97,45 @@ def check_vacant(final: Path, *, overwrite: bool) -> None:
 
 
 def write(
-    snapshot: Snapshot,
+    plan: SavePlan,
+    pieces: Iterable[Piece],
     final: Path,
     described: CheckpointMetadata,
     *,
     overwrite: bool,
     options: Options,
 ) -> None:
-    """Writes `snapshot` to `final` and commits it. Needs nothing of the caller's state."""
+    """Writes `pieces`, the arrays of `plan`, to `final` and commits them."""
     fsync, attempt = options.fsync, described.attempt
     commit: Commit = commit_by_rename if options.atomic_rename else commit_by_marker
     with commit(final, attempt, overwrite=overwrite, fsync=fsync) as directory:
         item = directory / layout.ITEM
         item.mkdir()
-        store = tensorstore_io.open_store(item, create=True, fsync=fsync)
-        values = itertools.chain(snapshot.chunks(), [(layout.ATTEMPT_KEY, attempt.encode())])
-        tensorstore_io.write_all(store, values, options.buffer_bytes)
+        store = tensorstore_io.create_store(item, fsync=fsync)
+        tensorstore_io.write_all(store, _values(plan, pieces, attempt), options.buffer_bytes)
         files = _sizes(item)
-        strings = orbax.strings_file(snapshot.flat.paths, snapshot.records)
-        for name, data in _files_for_orbax(snapshot, strings, options.atomic_rename).items():
+        for name, data in _files_for_orbax(plan, options.atomic_rename).items():
             if "/" in name:
                 (item / name).parent.mkdir()
             filesystem.write_file(item / name, data, fsync=fsync)
             files[name] = SavedFile(len(data), crc32c.crc32c(data))
-        tree_metadata = _tree_metadata(snapshot, attempt, strings, files)
-        filesystem.write_file(item / layout.TREE_METADATA, tree_metadata, fsync=fsync)
-        described = CheckpointMetadata(
-            described.attempt,
-            described.started_ns,
-            time.time_ns(),
-            described.metrics,
-            described.metadata,
-        )
+        tree: dict[str, Any] = plan.orbax_members | {"flaxckpt": with_files(plan.structure, attempt, files)}
+        filesystem.write_file(item / layout.TREE_METADATA, sealed_json.seal(tree), fsync=fsync)
+        described = dataclasses.replace(described, committed_ns=time.time_ns())
         filesystem.write_file(
             directory / layout.CHECKPOINT_METADATA,
             checkpoint_metadata.encode(described),
             fsync=fsync,
         )
+
+
+def _values(plan: SavePlan, pieces: Iterable[Piece], attempt: str) -> Iterator[tuple[str, bytes]]:
+    """All keys and values of the key-value store, the small ones last."""
+    for piece in pieces:
+        yield from piece.encode()
+    for array in plan.arrays:
+        yield array.metadata()
+    yield layout.ATTEMPT_KEY, attempt.encode()
 
 
 def _sizes(item: Path) -> dict[str, SavedFile]:
@@ -141,29 +144,8 @@ def _sizes(item: Path) -> dict[str, SavedFile]:
     return {str(path.relative_to(item)): SavedFile(path.stat().st_size, None) for path in files}
 
 
-def _tree_metadata(
-    snapshot: Snapshot, attempt: str, strings: Mapping[str, Any], files: Mapping[str, SavedFile]
-) -> bytes:
-    """`_METADATA`: Orbax's members and ours."""
-    flat, records = snapshot.flat, snapshot.records
-    members = orbax.tree_metadata(flat.paths, records, flat.empties, strings)
-    tree = SavedTree(flat.nodes, records, attempt, files)
-    return sealed_json.seal(members | {"flaxckpt": encode_tree(tree)})
-
-
-def _files_for_orbax(
-    snapshot: Snapshot, strings: Mapping[str, Any], atomic_rename: bool
-) -> dict[str, bytes]:
+def _files_for_orbax(plan: SavePlan, atomic_rename: bool) -> dict[str, bytes]:
     """The files beside `_METADATA` that only Orbax reads."""
-    records = snapshot.records
     # Where it cannot rely on a rename, Orbax wants a marker in the item too.
     files = {} if atomic_rename else {layout.COMMIT_SUCCESS: b"the marker is that of the step"}
-    shardings = {a.stored.store: a.sharding for a in snapshot.arrays if a.sharding is not None}
-    if shardings:
-        files[layout.SHARDING] = orjson.dumps(orbax.sharding_file(shardings))
-    if any(record.spec.kind == "prng_key" for record in records):
-        name = f"{layout.ARRAY_METADATAS}/process_0"
-        files[name] = orjson.dumps(orbax.array_metadatas_file(records))
-    if strings:
-        files[layout.STRINGS] = orjson.dumps(strings)
-    return files
+    return files | plan.orbax_files

@@ -1,196 +1,168 @@
-"""A state on its way to the disk: taken apart, encoded, and its values safe on the host.
-
-Once a snapshot is taken the caller may donate, delete or change everything in the state.
-"""
+"""The values of a state on their way to the disk: brought to the host, and cut into chunks."""
 
 from __future__ import annotations
 
-import dataclasses
+import collections
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
-import orjson
 
-from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves import handler
-from flaxckpt.leaves.dtypes import dtype_name, storage_of, to_stored
-from flaxckpt.leaves.record import LeafRecord, StoredArray
-from flaxckpt.metadata import limits, orbax
-from flaxckpt.metadata.tree import spec_of
-from flaxckpt.sharding.chunks import Region, chunk_shape, chunks_of, region_of, whole
+from flaxckpt.array_plan import Array, ArrayPlan, ShardPlan
+from flaxckpt.leaves.dtypes import to_stored
+from flaxckpt.save_plan import SavePlan, make_plan
+from flaxckpt.sharding.chunks import Region
 from flaxckpt.storage import zarr3
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.structure import Flat, flatten
+from flaxckpt.tree.structure import flatten
 
-Array = jax.Array | np.ndarray
-
-
-@dataclasses.dataclass(frozen=True)
-class HostArray:
-    """The part of one array that this process writes.
-
-    Attributes:
-      stored: the array's place in the checkpoint.
-      sharding: of a `jax.Array`.
-      parts: the values on the host, by region.
-    """
-
-    stored: StoredArray
-    sharding: jax.sharding.Sharding | None
-    parts: tuple[tuple[Region, np.ndarray], ...]
+# A shard larger than this part of the memory for values comes to the host chunk by chunk.
+PART = 4
 
 
-@dataclasses.dataclass(frozen=True)
-class Snapshot:
-    """A state taken apart, with its values on the host.
+class State(NamedTuple):
+    """A state taken apart: how it is written, and its arrays where they are."""
 
-    Attributes:
-      flat: its structure and names; the leaves are not kept.
-      records: what the checkpoint says of each leaf.
-      arrays: the arrays to write.
-    """
+    plan: SavePlan
+    data: list[Array]
 
-    flat: Flat
-    records: tuple[LeafRecord, ...]
-    arrays: tuple[HostArray, ...]
+
+class Shard(NamedTuple):
+    """What this process writes of one array from one device, where it is."""
+
+    array: ArrayPlan
+    plan: ShardPlan
+    data: Array
 
     @property
-    def nbytes(self) -> int:
-        """The size of all arrays."""
-        return sum(array.stored.nbytes for array in self.arrays)
-
-    def chunks(self) -> Iterator[tuple[str, bytes | bytearray]]:
-        """Keys and values for the key-value store: each array's metadata, then its chunks."""
-        for array in self.arrays:
-            stored, storage = array.stored, storage_of(array.stored.dtype)
-            shape = zarr3.stored_shape(stored.shape, storage)
-            chunk = zarr3.stored_shape(stored.chunks, storage)
-            yield (
-                zarr3.metadata_key(stored.store),
-                zarr3.array_metadata(shape, chunk, storage.data_type),
-            )
-            for region, values in array.parts:
-                elements = to_stored(values, stored.dtype)
-                for grid, part in chunks_of(zarr3.stored_region(region, storage), chunk):
-                    index = part.within(zarr3.stored_region(region, storage))
-                    encoded = zarr3.encode_chunk(elements[index], chunk, storage)
-                    yield zarr3.chunk_key(stored.store, grid), encoded
+    def is_remote(self) -> bool:
+        """Whether it has to be brought to the host."""
+        return self.array.is_remote
 
 
-def take(tree: Any, chunk_bytes: int) -> Snapshot:
-    """Takes a snapshot of `tree`. Every leaf is looked at before any value is copied.
+class Piece(NamedTuple):
+    """Some chunks of an array, by key and region, and the values on the host that they are in."""
+
+    array: ArrayPlan
+    chunks: tuple[tuple[str, Region], ...]
+    region: Region
+    values: np.ndarray
+
+    def encode(self) -> Iterator[tuple[str, bytes]]:
+        """Keys and values for the key-value store."""
+        elements = to_stored(self.values, self.array.stored.dtype)
+        for key, part in self.chunks:
+            inner = elements if part == self.region else elements[part.within(self.region)]
+            yield key, zarr3.encode_chunk(inner, self.array.chunk, self.array.storage)
+
+
+def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> State:
+    """`tree` with the plan to write it, which is `plan` where that fits.
+
+    Every leaf is looked at before any value is copied.
 
     Raises:
       UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
       UnsupportedKeyError: when a key cannot be written down.
     """
-    flat = flatten(nnx_objects.split(tree)[0])
-    names = orbax.store_names(flat.paths)
-    records, arrays = [], []
-    for leaf, name, store in zip(flat.leaves, flat.names, names, strict=True):
-        spec, data = handler.encode(leaf, name)
-        if not isinstance(data, jax.Array | np.ndarray):
-            records.append(LeafRecord(name, spec, value=_as_json(data, name)))
-            continue
-        stored = _stored_array(store, data, chunk_bytes)
-        spec = spec_of(spec.kind, stored, spec.weak_type, spec.impl)
-        records.append(LeafRecord(name, spec, stored))
-        arrays.append((stored, data))
-    _check_limits(flat, records)
-    return Snapshot(
-        dataclasses.replace(flat, leaves=()), tuple(records), tuple(_copy_to_host(arrays))
-    )
-
-
-def _check_limits(flat: Flat, records: list[LeafRecord]) -> None:
-    """Refuses what a reader would refuse.
-
-    Raises:
-      UnsupportedLeafError: when the tree, or an array of it, is too large.
-    """
+    stateful = nnx_objects.split(tree)[0]
     try:
-        limits.check_tree(flat.nodes, records)
-        for record in records:
-            if record.array is not None:
-                limits.check_array(record.array)
-    except ValueError as error:
-        raise UnsupportedLeafError(f"the tree cannot be held by a checkpoint: {error}") from None
+        leaves, treedef = jax.tree.flatten(stateful)
+    except ValueError:
+        flatten(stateful)  # jax cannot sort the keys of a dict, and does not say which
+        raise
+    data = None if plan is None else plan.data(treedef, leaves)
+    if plan is None or data is None:
+        plan, data = make_plan(stateful, treedef, chunk_bytes)
+    return State(plan, data)
 
 
-def _stored_array(store: str, array: Array, chunk_bytes: int) -> StoredArray:
-    """The place of `array` in the checkpoint, under the name `store`."""
-    shard, sharding = array.shape, None
-    if isinstance(array, jax.Array):
-        shard = array.sharding.shard_shape(array.shape)
-        sharding = _describe_sharding(array.sharding)
-    dtype = dtype_name(np.dtype(array.dtype))
-    if dtype is None:
-        raise UnsupportedLeafError(
-            f"the handler of {store} gave an array of dtype {array.dtype}, which no checkpoint can "
-            "hold. Let it return an array of numbers."
-        )
-    chunks = chunk_shape(array.shape, shard, array.dtype.itemsize, chunk_bytes)
-    return StoredArray(store, dtype, array.shape, chunks, sharding)
+def hold(state: State) -> Iterator[Piece]:
+    """All of `state`; when this returns, it may be donated, deleted or changed.
 
-
-def _describe_sharding(sharding: jax.sharding.Sharding) -> Any:
-    """A sharding by the names of its mesh axes, as JSON; `None` for a single device."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return None
-    mesh = {
-        "axis_names": [str(name) for name in sharding.mesh.axis_names],
-        "shape": list(sharding.mesh.devices.shape),
-    }
-    spec = [list(map(str, p)) if isinstance(p, tuple) else p and str(p) for p in sharding.spec]
-    return {"mesh": mesh, "spec": spec}
-
-
-def _copy_to_host(arrays: list[tuple[StoredArray, Array]]) -> Iterator[HostArray]:
-    """The values of `arrays`: all transfers are started before any is awaited."""
-    owned = [(stored, array, list(_owned(array))) for stored, array in arrays]
-    for _, _, parts in owned:
-        for _, data in parts:
-            if isinstance(data, jax.Array) and next(iter(data.devices())).platform != "cpu":
-                data.copy_to_host_async()
-    for stored, array, parts in owned:
-        sharding = array.sharding if isinstance(array, jax.Array) else None
-        yield HostArray(stored, sharding, tuple((r, _on_host(data)) for r, data in parts))
-
-
-def _owned(array: Array) -> Iterator[tuple[Region, Array]]:
-    """The shards of `array` that are written: of each region the first replica."""
-    if isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1:
-        yield whole(array.shape), array
-        return
-    for shard in array.addressable_shards:
-        if shard.replica_id == 0:
-            yield region_of(shard.index, array.shape), shard.data
-
-
-def _on_host(data: Array) -> np.ndarray:
-    """Values that nothing the caller does can change.
-
-    On the CPU backend this is a view of jax's own buffer, and while it lives jax gives a donating
-    computation other memory instead; so it costs nothing and stays right. A numpy array, which
-    the caller can write to, is copied.
+    On the CPU backend the values are views of jax's own buffers. While a view lives, jax gives a
+    donating computation other memory instead, so it costs nothing now and stays right; the loop
+    pays with the page faults of that memory at its next step (see docs/performance.md).
     """
+    shards = _shards(state)
+    for shard in shards:
+        if shard.is_remote:
+            shard.data.copy_to_host_async()  # type: ignore[union-attr]
+    return _drain(shards, collections.deque(_safe(shard.data) for shard in shards))
+
+
+def _drain(shards: list[Shard], values: collections.deque[np.ndarray]) -> Iterator[Piece]:
+    """The pieces of `shards`, each dropped here as it is taken."""
+    plans = [(shard.array, shard.plan) for shard in shards]
+    del shards
+    for array, plan in plans:
+        yield Piece(array, plan.chunks, plan.region, values.popleft())
+
+
+def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
+    """All of `state`, in pieces that come to the host as they are taken.
+
+    Args:
+      state: must not change until the last piece is taken.
+      limit: how many bytes may be on their way to the host ahead of what is taken; `None` for any.
+      copy: whether a piece must stay right, and hold no more memory than it has bytes, when the
+        state changes after the last was taken.
+    """
+    for shard in _transferring(_shards(state), limit):
+        if _is_split(shard, limit) and (copy or shard.is_remote):
+            yield from _chunks(shard)
+        else:
+            values = _safe(shard.data) if copy else np.asarray(shard.data)
+            yield Piece(shard.array, shard.plan.chunks, shard.plan.region, values)
+
+
+def _shards(state: State) -> list[Shard]:
+    """All that this process writes."""
+    return [
+        Shard(array, plan, data.addressable_data(plan.data) if array.is_sharded else data)  # type: ignore[union-attr]
+        for array, data in zip(state.plan.arrays, state.data, strict=True)
+        for plan in array.shards
+    ]
+
+
+def _safe(data: Array) -> np.ndarray:
+    """The values of `data` such that nothing the caller does changes them."""
     return data.copy() if isinstance(data, np.ndarray) else np.asarray(data)
 
 
-def _as_json(value: Any, name: str) -> Any:
-    """What a handler gave, when JSON can hold it exactly.
+def _is_split(shard: Shard, limit: int | None) -> bool:
+    """Whether `shard` is too large to be on the host as a whole."""
+    return limit is not None and shard.data.nbytes > limit // PART
 
-    Raises:
-      UnsupportedLeafError: when it can't.
-    """
-    try:
-        if orjson.loads(orjson.dumps(value)) == value:
-            return value
-    except (TypeError, ValueError):
-        pass
-    raise UnsupportedLeafError(
-        f"the handler of the leaf {name} encoded it as {value!r:.80}, which is neither an array "
-        "nor what JSON can hold exactly. Let it return str, int, list or dict."
-    )
+
+def _transferring(shards: list[Shard], limit: int | None) -> Iterator[Shard]:
+    """`shards`, with their transfers to the host begun ahead, as far as `limit` allows."""
+    waiting: collections.deque[tuple[Shard, int]] = collections.deque()
+    ahead = 0
+    for shard in shards:
+        size = shard.data.nbytes if shard.is_remote and not _is_split(shard, limit) else 0
+        while waiting and limit is not None and ahead + size > limit:
+            done, freed = waiting.popleft()
+            ahead -= freed
+            yield done
+        if size:
+            shard.data.copy_to_host_async()  # type: ignore[union-attr]
+        waiting.append((shard, size))
+        ahead += size
+    for shard, _ in waiting:
+        yield shard
+
+
+def _chunks(shard: Shard) -> Iterator[Piece]:
+    """The chunks of `shard` one by one, each in memory of its own."""
+    axes = shard.data.ndim  # a chunk may have one more, the bytes of an element
+    for key, region in shard.plan.chunks:
+        index = region.within(shard.plan.region)[:axes]
+        if shard.is_remote:
+            # Compiled once for each shape, not for each place.
+            start = [s.start for s in index]
+            values = np.asarray(jax.lax.dynamic_slice(shard.data, start, region.shape[:axes]))
+        else:
+            values = np.array(np.asarray(shard.data)[index])
+        yield Piece(shard.array, ((key, region),), region, values)

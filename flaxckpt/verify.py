@@ -2,24 +2,23 @@
 
 from __future__ import annotations
 
-import concurrent.futures
 import dataclasses
-import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
+from pathlib import Path
 
 import crc32c
 from etils import epath
 
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
+from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.options import Options
-from flaxckpt.reading import ArrayRead, check_arrays
+from flaxckpt.reading import check_arrays
 from flaxckpt.sharding.chunks import chunks_of, whole
-from flaxckpt.storage import layout, tensorstore_io, zarr3
-
-MAX_THREADS = 8
+from flaxckpt.storage import data_files, layout, tensorstore_io, zarr3
+from flaxckpt.storage.index import Place, read_index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +52,7 @@ def verify(
     Args:
       path: the directory of one checkpoint.
       strict: whether to raise when something is wrong.
-      options: how to read; `buffer_bytes` bounds the memory.
+      options: how to read; `max_host_bytes` bounds the memory.
 
     Raises:
       CheckpointNotFoundError: when there is no checkpoint at `path`, or it was deleted meanwhile.
@@ -102,20 +101,26 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
     if not arrays:
         return
     try:
-        store = tensorstore_io.open_store(checkpoint.item)
-        found = set(tensorstore_io.list_keys(store))
+        index = read_index(checkpoint.item)
         tensorstore_io.check_versions(checkpoint.item)
         requests = [_metadata_request(record) for record in arrays]
-        values = tensorstore_io.read_all(store, [(k, len(v)) for k, v in requests], 1 << 24)
-        wrong = [r.name for r, (_, v), f in zip(arrays, requests, values, strict=True) if f != v]
-    except (CorruptCheckpointError, ValueError) as error:
+        found = [_value(checkpoint.item, index.get(k), len(v)) for k, v in requests]
+    except CorruptCheckpointError as error:
         yield str(error)
         return
-    for name in wrong:
-        yield f"the leaf {name}: its zarr.json is missing or does not fit the tree"
-    expected = {layout.ATTEMPT_KEY, *(key for key, _ in requests)}.union(*map(_chunk_keys, arrays))
-    for key in sorted(found - expected):
+    for record, value, (_, expected) in zip(arrays, found, requests, strict=True):
+        if value != expected:
+            yield f"the leaf {record.name}: its zarr.json is missing or does not fit the tree"
+    known = {layout.ATTEMPT_KEY, *(key for key, _ in requests)}.union(*map(_chunk_keys, arrays))
+    for key in sorted(index.keys() - known):
         yield f"the value {key} in {checkpoint.item} belongs to no leaf"
+
+
+def _value(directory: Path, place: Place | bytes | None, size: int) -> bytes | None:
+    """The value that lies at `place`, which should have `size` bytes; `None` when it has not."""
+    if not isinstance(place, Place):
+        return place
+    return bytes(data_files.read(directory, place)) if place.length == size else None
 
 
 def _metadata_request(record: LeafRecord) -> tuple[str, bytes]:
@@ -137,21 +142,14 @@ def _chunk_keys(record: LeafRecord) -> set[str]:
     return {zarr3.chunk_key(array.store, grid) for grid, _ in grids}
 
 
-def _check_chunks(checkpoint: Checkpoint, buffer_bytes: int) -> list[str]:
-    """What is wrong with the chunks of each leaf, checked by several threads."""
+def _check_chunks(checkpoint: Checkpoint, ahead: int) -> list[str]:
+    """What is wrong with the chunks of each leaf."""
     reads = [
         ArrayRead(record.name, record.array, [whole(record.array.shape)])
         for record in checkpoint.tree.records
         if record.array is not None
     ]
-    threads = min(MAX_THREADS, os.cpu_count() or 1, len(reads) or 1)
-
-    def check(share: Sequence[ArrayRead]) -> list[str]:
-        try:
-            return list(check_arrays(checkpoint, share, buffer_bytes // threads))
-        except CorruptCheckpointError as error:
-            return [str(error)]
-
-    with concurrent.futures.ThreadPoolExecutor(threads) as pool:
-        shares = pool.map(check, (reads[i::threads] for i in range(threads)))
-        return list(dict.fromkeys(line for share in shares for line in share if line))
+    try:
+        return check_arrays(checkpoint, reads, ahead)
+    except CorruptCheckpointError as error:
+        return [str(error)]

@@ -6,18 +6,20 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from flaxckpt.background import Background
 from flaxckpt.errors import DirectoryError, InvalidMetricError, StepPinnedError
+from flaxckpt.feed import Feed
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
 from flaxckpt.retention import Keep, Mode
 from flaxckpt.run import Run
 from flaxckpt.save import check_vacant, write
-from flaxckpt.snapshot import Snapshot, take
+from flaxckpt.save_plan import SavePlan
+from flaxckpt.snapshot import Piece, State, hold, stream, take_apart
 from flaxckpt.storage import layout
 
 logger = logging.getLogger("flaxckpt")
@@ -45,16 +47,15 @@ class Retention:
             )
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass
 class _Job:
-    """One step to write."""
+    """One step to write. `blocked` is for how many seconds the loop waited, if not for all."""
 
     step: int
-    snapshot: Snapshot
+    plan: SavePlan
     described: CheckpointMetadata
     overwrite: bool
-    began: float
-    blocked: float
+    blocked: float | None = None
 
 
 class Writer:
@@ -65,6 +66,7 @@ class Writer:
         self.background = Background(options.timeout_secs)
         self._run, self._retention, self._options = run, retention, options
         self._async = async_
+        self._plan: SavePlan | None = None
 
     def save(
         self,
@@ -89,31 +91,55 @@ class Writer:
         self.wait()
         check_vacant(self._run.path(step), overwrite=overwrite)
         self._run.check_not_pinned(step)
-        snapshot = take(state, self._options.chunk_bytes)
-        job = _Job(step, snapshot, described, overwrite, began, time.monotonic() - began)
-        if self._async:
-            name = f"saving step {step} to {self._run.directory}"
-            self.background.start(name, functools.partial(self._write, job))
-        else:
-            self._write(job)
+        taken = take_apart(state, self._options.chunk_bytes, self._plan)
+        self._plan = taken.plan
+        self._start(_Job(step, taken.plan, described, overwrite), taken, began)
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
         self.background.join()
         self.background.raise_failure()
 
-    def _write(self, job: _Job) -> None:
+    def _start(self, job: _Job, state: State, began: float) -> None:
+        """Writes `state`, or sees to it that it is written whatever becomes of the state."""
+        limit = self._options.snapshot_bytes
+        name = f"saving step {job.step} to {self._run.directory}"
+        if not self._async:
+            self._write(job, stream(state, limit, copy=False), began)
+        elif limit is None or job.plan.nbytes <= limit:
+            pieces = hold(state)
+            job.blocked = time.monotonic() - began
+            self.background.start(name, functools.partial(self._write, job, pieces, began))
+        else:
+            feed = Feed(limit // 2)
+            self.background.start(name, functools.partial(self._write_fed, job, feed, began))
+            went_on = feed.put_all(stream(state, limit // 2, copy=True))
+            job.blocked = time.monotonic() - began
+            feed.end()
+            if not went_on:
+                self.wait()
+
+    def _write_fed(self, job: _Job, feed: Feed, began: float) -> None:
+        """As `_write`; when it fails, the loop's thread is not kept waiting."""
+        try:
+            self._write(job, feed, began)
+        finally:
+            feed.stop()
+
+    def _write(self, job: _Job, pieces: Iterable[Piece], began: float) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
         path = self._run.path(job.step)
-        write(job.snapshot, path, job.described, overwrite=job.overwrite, options=self._options)
+        options = self._options
+        write(job.plan, pieces, path, job.described, overwrite=job.overwrite, options=options)
         self._run.forget(job.step)
+        seconds = time.monotonic() - began
         logger.info(
             "saved step %d: %d leaves, %.1f MB in %.3f s (%.1f ms blocked) to %s",
             job.step,
-            len(job.snapshot.records),
-            job.snapshot.nbytes / 1e6,
-            time.monotonic() - job.began,
-            job.blocked * 1e3,
+            len(job.plan.records),
+            job.plan.nbytes / 1e6,
+            seconds,
+            (seconds if job.blocked is None else job.blocked) * 1e3,
             path,
         )
         self._delete_unkept(job.step)

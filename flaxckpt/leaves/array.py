@@ -14,7 +14,7 @@ from flaxckpt.leaves.record import LeafSpec
 
 def is_key_dtype(dtype: Any) -> bool:
     """Whether `dtype` is one of jax's PRNG key dtypes."""
-    return jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
+    return not isinstance(dtype, np.dtype) and jax.dtypes.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 class JaxArrays:
@@ -52,7 +52,7 @@ class NumpyArrays:
 
     def decode(self, spec: LeafSpec, stored: np.ndarray) -> np.ndarray:
         """The array in its own byte order, writable."""
-        return np.require(stored, parse_dtype(spec.dtype), ["W", "O"]).reshape(spec.shape)
+        return np.require(stored, parse_dtype(spec.dtype), ["W"]).reshape(spec.shape)
 
 
 def check_concrete(leaf: Any) -> jax.Array:

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 import math
-from typing import Any
+from typing import Any, NamedTuple
 
 from flaxckpt.leaves.dtypes import parse_dtype
 
@@ -15,8 +14,7 @@ ARRAY_KINDS = frozenset({"jax", "numpy", "numpy_scalar"})
 DEVICE_KINDS = frozenset({"jax", "prng_key"})
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafSpec:
+class LeafSpec(NamedTuple):
     """The type of a leaf, of a checkpoint or of a target.
 
     Attributes:
@@ -46,8 +44,7 @@ class LeafSpec:
         return f"{self.kind}<{self.impl}>" if self.impl else self.kind
 
 
-@dataclasses.dataclass(frozen=True)
-class StoredArray:
+class StoredArray(NamedTuple):
     """An array of a checkpoint: what its leaf's handler gave to the storage.
 
     Attributes:
@@ -70,8 +67,7 @@ class StoredArray:
         return math.prod(self.shape) * parse_dtype(self.dtype).itemsize
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafRecord:
+class LeafRecord(NamedTuple):
     """One leaf of a checkpoint.
 
     Attributes:

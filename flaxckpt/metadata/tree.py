@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple, get_args
 
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
@@ -47,15 +47,28 @@ class SavedTree:
 
 def encode_tree(tree: SavedTree) -> dict[str, Any]:
     """`tree` as JSON."""
+    return with_files(encode_structure(tree.nodes, tree.records), tree.attempt, tree.files)
+
+
+def encode_structure(nodes: Iterable[Node | None], records: Iterable[LeafRecord]) -> dict[str, Any]:
+    """What is the same for every save of one kind of state, as JSON."""
     meshes: list[Any] = []
-    leaves = [_encode_record(record, meshes) for record in tree.records]
+    return {
+        "structure": [None if node is None else _encode_node(node) for node in nodes],
+        "leaves": [_encode_record(record, meshes) for record in records],
+        "meshes": meshes,
+    }
+
+
+def with_files(
+    structure: Mapping[str, Any], attempt: str, files: Mapping[str, SavedFile]
+) -> dict[str, Any]:
+    """The tree of `structure`, from `encode_structure`, as one save wrote it."""
     return {
         "format": FORMAT_VERSION,
-        "attempt": tree.attempt,
-        "structure": [None if node is None else _encode_node(node) for node in tree.nodes],
-        "leaves": leaves,
-        "meshes": meshes,
-        "files": [[name, *file] for name, file in tree.files.items()],
+        "attempt": attempt,
+        **structure,
+        "files": [[name, *file] for name, file in files.items()],
     }
 
 

@@ -1,4 +1,4 @@
-"""The key-value store of a checkpoint: one OCDBT database, written and read in batches.
+"""The key-value store of a checkpoint: one OCDBT database, written in batches.
 
 Values up to `INLINE_BYTES` lie in the nodes of its B-tree, larger ones in data files. Small leaves
 are two values each and cost no file and no array driver.
@@ -6,37 +6,31 @@ are two values each and cost no file and no array driver.
 
 from __future__ import annotations
 
-import collections
 import os
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 
 import tensorstore as ts
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.storage.layout import MANIFEST
 
 INLINE_BYTES = 1024
 DATA_FILE_BYTES = 256 << 20
 NODE_BYTES = 100_000_000
 
-Items = Iterable[tuple[str, bytes | bytearray]]
 
-
-def open_store(directory: Path, *, create: bool = False, fsync: bool = True) -> ts.KvStore:
-    """The OCDBT database in `directory`.
+def create_store(directory: Path, *, fsync: bool = True) -> ts.KvStore:
+    """A new OCDBT database in `directory`; the manifest is written by the first commit.
 
     Args:
-      directory: an existing directory.
-      create: whether it is to be written, and known to be new; then the manifest is written once,
-        by the first commit.
+      directory: an existing directory without one.
       fsync: whether commits wait for the disk.
     """
-    base = {"driver": "file", "path": f"{directory}/", "file_io_sync": fsync}
-    spec: dict[str, object] = {"driver": "ocdbt", "base": base}
-    if create:
-        spec |= {
+    return ts.KvStore.open(
+        {
+            "driver": "ocdbt",
+            "base": {"driver": "file", "path": f"{directory}/", "file_io_sync": fsync},
             "assume_config": True,
             "target_data_file_size": DATA_FILE_BYTES,
             "config": {
@@ -45,33 +39,30 @@ def open_store(directory: Path, *, create: bool = False, fsync: bool = True) -> 
                 "manifest_kind": "single",
             },
         }
-    # Nodes are cached for as long as the store is open, so that each is read once.
-    context = ts.Context({"cache_pool": {"total_bytes_limit": 4 * NODE_BYTES}})
-    return ts.KvStore.open(spec, context=context).result()
+    ).result()
 
 
-def write_all(store: ts.KvStore, items: Items, buffer_bytes: int) -> int:
-    """Writes `items` in transactions of about half of `buffer_bytes`; returns the bytes written.
+def write_all(store: ts.KvStore, items: Iterable[tuple[str, bytes]], buffer_bytes: int) -> None:
+    """Writes `items` in transactions of about half of `buffer_bytes`.
 
     While one transaction is written to disk, the next is filled.
 
     Raises:
       OSError: when the disk is full or fails.
     """
-    written = 0
     committing: ts.Future[None] | None = None
-    for batch, size in _batches(items, buffer_bytes // 2):
-        transaction = ts.Transaction(atomic=True)
-        target = store.with_transaction(transaction)
-        for key, value in batch:
-            target.write(key, value)  # type: ignore[arg-type]  # takes any buffer
-        if committing is not None:
-            _finish(committing)
-        committing = transaction.commit_async()
-        written += size
+    transaction, size = ts.Transaction(atomic=True), 0
+    for key, value in items:
+        store.with_transaction(transaction).write(key, value)
+        size += len(value)
+        if size >= buffer_bytes // 2:
+            if committing is not None:
+                _finish(committing)
+            committing = transaction.commit_async()
+            transaction, size = ts.Transaction(atomic=True), 0
     if committing is not None:
         _finish(committing)
-    return written
+    _finish(transaction.commit_async())
 
 
 def _finish(committing: ts.Future[None]) -> None:
@@ -83,58 +74,6 @@ def _finish(committing: ts.Future[None]) -> None:
             code = int(found[1])
             raise OSError(code, f"{os.strerror(code)} ({error})") from error
         raise
-
-
-def _batches(items: Items, limit: int) -> Iterator[tuple[list[tuple[str, bytes | bytearray]], int]]:
-    """`items` in lists of at least `limit` bytes each, but the last."""
-    batch: list[tuple[str, bytes | bytearray]] = []
-    size = 0
-    for key, value in items:
-        batch.append((key, value))
-        size += len(value)
-        if size >= limit:
-            yield batch, size
-            batch, size = [], 0
-    if batch:
-        yield batch, size
-
-
-def read_all(
-    store: ts.KvStore, requests: Iterable[tuple[str, int]], buffer_bytes: int
-) -> Iterator[bytes | CorruptCheckpointError | None]:
-    """The values of `requests`, in their order: `None` where there is none, or an error.
-
-    One value that cannot be read does not keep the others from being read.
-
-    Args:
-      store: from `open_store`.
-      requests: keys, each with the bytes that its value will have.
-      buffer_bytes: how many bytes are read ahead.
-    """
-    waiting: collections.deque[tuple[ts.Future[ts.KvStore.ReadResult], int]] = collections.deque()
-    ahead = 0
-    for key, size in requests:
-        while waiting and ahead + size > buffer_bytes:
-            future, done = waiting.popleft()
-            ahead -= done
-            yield _value(future)
-        waiting.append((store.read(key), size))
-        ahead += size
-    for future, _ in waiting:
-        yield _value(future)
-
-
-def locate(directory: Path, key: str) -> str:
-    """The file in `directory`, and the place in it, where the value of `key` lies; for errors."""
-    try:
-        base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
-        root = ts.ocdbt.dump(base).result()["versions"][-1]["root"]["location"]
-        entries = ts.ocdbt.dump(base, root).result()["entries"]
-        place = next(e.get("indirect_value", root) for e in entries if e["key"] == key.encode())
-        _, folder, file, offset, length = place.split(":")
-    except (ValueError, KeyError, IndexError, StopIteration):
-        return MANIFEST  # no value of that key, or a tree of several levels
-    return f"{folder}{file}, {length} bytes at {offset}"
 
 
 def check_versions(directory: Path) -> None:
@@ -153,26 +92,6 @@ def check_versions(directory: Path) -> None:
             spec = {"driver": "ocdbt", "base": base, "version": version["generation_number"]}
             ts.KvStore.open(spec).result().list().result()
     except ValueError as error:
-        raise _corrupt(error) from None
-
-
-def list_keys(store: ts.KvStore) -> list[str]:
-    """Every key of the database, in order."""
-    try:
-        return [key.decode() for key in store.list().result()]
-    except ValueError as error:
-        raise _corrupt(error) from None
-
-
-def _value(future: ts.Future[ts.KvStore.ReadResult]) -> bytes | CorruptCheckpointError | None:
-    """The value of a read, or why there is none."""
-    try:
-        result = future.result()
-    except ValueError as error:
-        return _corrupt(error)
-    return result.value if result.state == "value" else None
-
-
-def _corrupt(error: Exception) -> CorruptCheckpointError:
-    """What TensorStore says of a damaged database."""
-    return CorruptCheckpointError(f"the arrays are damaged: {error}. Restore another step.")
+        raise CorruptCheckpointError(
+            f"the arrays at {directory} are damaged: {error}. Restore another step."
+        ) from None

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import math
+from collections.abc import Sequence
 
 import crc32c
 import numpy as np
@@ -18,6 +19,8 @@ from flaxckpt.leaves.dtypes import Storage
 from flaxckpt.sharding.chunks import Region, Shape
 
 CHECKSUM_BYTES = 4
+
+Bytes = bytes | bytearray | memoryview
 
 _CODECS = [{"name": "bytes", "configuration": {"endian": "little"}}, {"name": "crc32c"}]
 
@@ -63,33 +66,59 @@ def chunk_count(shape: Shape, chunk: Shape) -> int:
     return math.prod(-(-n // c) for n, c in zip(shape, chunk, strict=True))
 
 
-def encode_chunk(part: np.ndarray, chunk: Shape, storage: Storage) -> bytes | bytearray:
+def encode_chunk(part: np.ndarray, chunk: Shape, storage: Storage) -> bytes:
     """The stored bytes of a chunk, of which `part` is the lower corner; the rest is zeros."""
-    size = math.prod(chunk) * storage.dtype.itemsize
-    encoded = bytearray(size + CHECKSUM_BYTES)
-    if part.size:
-        full = np.frombuffer(encoded, storage.dtype, math.prod(chunk)).reshape(chunk)
-        full[tuple(slice(n) for n in part.shape)] = part
-        del full
-    checksum = crc32c.crc32c(memoryview(encoded)[:size])
-    encoded[size:] = checksum.to_bytes(CHECKSUM_BYTES, "little")
-    return encoded
+    if part.shape != chunk:
+        padded = np.zeros(chunk, storage.dtype)
+        padded[tuple(slice(n) for n in part.shape)] = part
+        part = padded
+    body = as_bytes(np.ascontiguousarray(part))
+    return b"".join((body, crc32c.crc32c(body).to_bytes(CHECKSUM_BYTES, "little")))
 
 
-def decode_chunk(encoded: bytes, chunk: Shape, storage: Storage) -> np.ndarray:
-    """The elements of a stored chunk, as a read-only view of `encoded`.
+def as_bytes(elements: np.ndarray) -> memoryview:
+    """The bytes of a contiguous array, without a copy."""
+    return elements.reshape(-1).view(np.uint8).data
+
+
+def encoded_bytes(chunk: Shape, storage: Storage) -> int:
+    """The size of an encoded chunk in bytes."""
+    return math.prod(chunk) * storage.dtype.itemsize + CHECKSUM_BYTES
+
+
+def decode_chunk(encoded: Bytes, chunk: Shape, storage: Storage) -> np.ndarray:
+    """The elements of a stored chunk, as a view of `encoded`.
 
     Raises:
       ChunkError: when the size or the checksum is wrong.
     """
-    size = math.prod(chunk) * storage.dtype.itemsize
-    if len(encoded) != size + CHECKSUM_BYTES:
-        raise ChunkError(f"{len(encoded)} bytes instead of {size + CHECKSUM_BYTES}")
-    body = memoryview(encoded)[:size]
-    stored = int.from_bytes(encoded[size:], "little")
-    if (computed := crc32c.crc32c(body)) != stored:
-        raise ChunkError(f"its checksum is {computed:08x}, stored is {stored:08x}")
+    check_size(len(encoded), chunk, storage)
+    body = memoryview(encoded)[:-CHECKSUM_BYTES]
+    check_sum([body], encoded[-CHECKSUM_BYTES:])
     return np.frombuffer(body, storage.dtype).reshape(chunk)
+
+
+def check_size(size: int, chunk: Shape, storage: Storage) -> None:
+    """Checks the size of an encoded chunk.
+
+    Raises:
+      ChunkError: when it is another one.
+    """
+    if size != (expected := encoded_bytes(chunk, storage)):
+        raise ChunkError(f"{size} bytes instead of {expected}")
+
+
+def check_sum(body: Sequence[Bytes], checksum: Bytes) -> None:
+    """Checks the bytes of a chunk, which may lie in several places, against their checksum.
+
+    Raises:
+      ChunkError: when they do not match.
+    """
+    stored, computed = int.from_bytes(checksum, "little"), 0
+    for part in body:
+        computed = crc32c.crc32c(part, computed)
+    if computed != stored:
+        raise ChunkError(f"its checksum is {computed:08x}, stored is {stored:08x}")
 
 
 def stored_shape(shape: Shape, storage: Storage) -> Shape:

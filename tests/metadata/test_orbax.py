@@ -24,17 +24,17 @@ _paths = st.lists(st.builds(Key, st.just("dict"), _names | keys), max_size=3).ma
 
 def visible_names(state) -> set[str]:
     """The names of the leaves of `state` that Orbax can read."""
-    taken = snapshot.take(state, 1 << 20)
-    strings = orbax.strings_file(taken.flat.paths, taken.records)
-    pairs = zip(taken.flat.paths, taken.records, strict=True)
+    plan = snapshot.take_apart(state, 1 << 20).plan
+    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    pairs = zip(plan.flat.paths, plan.records, strict=True)
     return {record.name for path, record in pairs if orbax.visible(path, record, strings)}
 
 
 def metadata(state) -> dict:
     """The members of `_METADATA` for Orbax."""
-    taken = snapshot.take(state, 1 << 20)
-    strings = orbax.strings_file(taken.flat.paths, taken.records)
-    return orbax.tree_metadata(taken.flat.paths, taken.records, taken.flat.empties, strings)
+    plan = snapshot.take_apart(state, 1 << 20).plan
+    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    return orbax.tree_metadata(plan.flat.paths, plan.records, plan.flat.empties, strings)
 
 
 @given(st.lists(_paths, max_size=12, unique_by=repr))
@@ -108,16 +108,16 @@ def test_an_empty_node_has_an_entry(empty, value_type):
 
 
 def test_strings_lie_where_a_json_pointer_finds_them():
-    taken = snapshot.take({"a/b": "x", "a": {"c": "y"}, "n": 1}, 1 << 20)
-    strings = orbax.strings_file(taken.flat.paths, taken.records)
+    plan = snapshot.take_apart({"a/b": "x", "a": {"c": "y"}, "n": 1}, 1 << 20).plan
+    strings = orbax.strings_file(plan.flat.paths, plan.records)
     assert strings == {"a.c": "y", "a": {"b": "x"}}
 
 
 @given(st.dictionaries(st.sampled_from(HOSTILE_STRINGS), st.text(max_size=2)))
 def test_a_visible_string_is_the_right_one(state):
-    taken = snapshot.take(state, 1 << 20)
-    strings = orbax.strings_file(taken.flat.paths, taken.records)
-    for path, record in zip(taken.flat.paths, taken.records, strict=True):
+    plan = snapshot.take_apart(state, 1 << 20).plan
+    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    for path, record in zip(plan.flat.paths, plan.records, strict=True):
         if orbax.visible(path, record, strings):
             found = strings
             for part in orbax.param_name(path).split("/"):
@@ -143,7 +143,7 @@ def test_a_single_device_is_written_by_its_name():
 
 
 def test_the_implementation_of_a_key_is_written():
-    taken = snapshot.take({"k": jax.random.key(0, impl="rbg"), "w": np.ones(2)}, 1 << 20)
-    (entry,) = orbax.array_metadatas_file(taken.records)["array_metadatas"]
+    plan = snapshot.take_apart({"k": jax.random.key(0, impl="rbg"), "w": np.ones(2)}, 1 << 20).plan
+    (entry,) = orbax.array_metadatas_file(plan.records)["array_metadatas"]
     assert entry["array_metadata"]["param_name"] == "k"
     assert entry["array_metadata"]["ext_metadata"] == {"random_key_impl": "rbg"}

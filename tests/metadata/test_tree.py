@@ -30,8 +30,8 @@ def through_json(tree: SavedTree) -> SavedTree:
 
 def saved(state) -> SavedTree:
     """`state` as a snapshot would save it."""
-    taken = snapshot.take(state, 1 << 20)
-    return SavedTree(taken.flat.nodes, taken.records, "0123456789ab", {"d/x": SavedFile(7, None)})
+    plan = snapshot.take_apart(state, 1 << 20).plan
+    return SavedTree(plan.flat.nodes, plan.records, "0123456789ab", {"d/x": SavedFile(7, None)})
 
 
 OUTER = {

@@ -1,0 +1,97 @@
+"""The tables of all that is not a state and its layout."""
+
+from __future__ import annotations
+
+from statistics import median
+from typing import Any
+
+from benchmarks import growth, train_loop
+from benchmarks.table import Row, Table
+from benchmarks.targets import row
+
+Times = dict[str, list[float]]
+
+
+def fresh(found: dict[str, Times]) -> Table:
+    """The first of everything."""
+    title = "Fresh process"
+    rows = [
+        row(title, f"{what}, ms", median(ours) * 1e3, median(found["Orbax"][what]) * 1e3)
+        for what, ours in found["flaxckpt"].items()
+    ]
+    note = "The import over that of jax, flax and tensorstore; the others without the import."
+    return Table(title, rows, note)
+
+
+def long_run(found: dict[str, Any]) -> Table:
+    """A run with one step, and one with many."""
+    steps, sides = found["steps"], found["sides"]
+    rows = [
+        Row(f"{what}, {run} run, ms", *(cost(sides[side][run][what]) for side in sides))
+        for what in ("open", "save")
+        for run in ("short", "long")
+    ]
+    return Table("Long run", rows, f"The long run has {steps:,} steps; saves of one tiny array.")
+
+
+def cost(seconds: list[float]) -> float:
+    """The median, in ms."""
+    return median(seconds) * 1e3
+
+
+def costs(found: dict[str, Times]) -> Table:
+    """What fsync and checksums are of a save."""
+    rows = [
+        Row(f"{state}: {what}, ms", cost(times), cost(found[state]["save"]))
+        for state, measured in found.items()
+        for what, times in measured.items()
+        if what != "save"
+    ]
+    return Table("What safety costs", rows, sides=("alone", "save by default"))
+
+
+def growing(found: dict[str, Times]) -> Table:
+    """Times a leaf."""
+    fewest = min(found, key=int)
+    rows = [
+        Row(
+            f"{what}, {int(leaves):,} leaves, us a leaf",
+            cost(times) * 1e3 / int(leaves),
+            cost(found[fewest][what]) * 1e3 / int(fewest),
+        )
+        for leaves, measured in found.items()
+        for what, times in measured.items()
+    ]
+    note = f"Leaves of {growth.FLOATS} floats."
+    return Table("Growth", rows, note, sides=("flaxckpt", f"with {int(fewest):,}"))
+
+
+def training(found: dict[str, Any]) -> Table:
+    """What checkpoints cost a train loop."""
+    seconds = {side: sum(times) for side, times in found["seconds"].items()}
+    without = seconds[train_loop.WITHOUT]
+    ours, other = seconds["flaxckpt"], seconds["Orbax"]
+    title, steps = found["title"], found["steps"]
+    rows = [
+        row(title, "steps a second", steps / ours, steps / other),
+        row(
+            title, "lost by checkpoints, %", 100 * (1 - without / ours), 100 * (1 - without / other)
+        ),
+    ]
+    note = (
+        f"Without checkpoints {steps / without:.3f} steps a second; saved in the background every "
+        f"{train_loop.SAVE_EVERY} steps; {steps} steps of each, in turns."
+    )
+    return Table(title, rows, note)
+
+
+def tables(results: dict[str, Any]) -> list[Table]:
+    """The tables of what was measured."""
+    makers = {
+        "fresh": fresh,
+        "long_run": long_run,
+        "train_loop": training,
+        "costs": costs,
+        "growth": growing,
+    }
+    return [make(results[part]) for part, make in makers.items() if part in results]

@@ -1,0 +1,117 @@
+"""The values of leaves: read, checked, and put where the target wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+
+from flaxckpt import placement
+from flaxckpt.checkpoint import Checkpoint
+from flaxckpt.chunk_reads import ArrayRead, Parts
+from flaxckpt.errors import Mismatch
+from flaxckpt.leaves import convert, handler
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS, StoredArray
+from flaxckpt.options import Options
+from flaxckpt.reading import read_arrays
+from flaxckpt.restore_plan import LeafPlan, raise_any
+from flaxckpt.sharding.chunks import whole
+
+
+def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
+    """The values of `leaves`.
+
+    Raises:
+      CorruptCheckpointError: when bytes are missing or do not match their checksum.
+      StructureMismatchError: when a Python number does not fit the dtype that the target wants.
+    """
+    values: dict[int, Any] = {}
+    mismatches: dict[int, Mismatch] = {}
+    sent = placement.Sent(options.buffer_bytes)
+    for batch in _batches(checkpoint, leaves, options.buffer_bytes):
+        fitting = []
+        for i, parts in batch:
+            try:
+                fitting.append((i, _checked(leaves[i], parts)))
+            except OverflowError as error:
+                mismatches[i] = _out_of_range(leaves[i], error)
+        placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
+        values.update(zip((i for i, _ in fitting), placed, strict=True))
+    ordered = [mismatches[i] for i in sorted(mismatches)]
+    raise_any(checkpoint, ordered, len(leaves), "Give the target a wider dtype.")
+    return [values[i] for i in range(len(leaves))]
+
+
+Batch = list[tuple[int, Parts | None]]
+
+
+def _batches(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], ahead: int) -> Iterator[Batch]:
+    """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
+    yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
+    stored = [(i, leaf.record.array) for i, leaf in enumerate(leaves) if leaf.record.array]
+    reads = [_array_read(leaves[i], array) for i, array in stored]
+    positions = (i for i, _ in stored)
+    for group in read_arrays(checkpoint, reads, ahead):
+        yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
+
+
+def _array_read(leaf: LeafPlan, array: StoredArray) -> ArrayRead:
+    """What has to be read for a leaf that has an array."""
+    if leaf.wanted.kind not in DEVICE_KINDS:
+        return ArrayRead(leaf.record.name, array, [whole(array.shape)])
+    regions = placement.regions_of(leaf.where, array.shape, array.nbytes)
+    return ArrayRead(leaf.record.name, array, regions)
+
+
+def _checked(leaf: LeafPlan, parts: Parts | None) -> Parts | None:
+    """`parts`, or those of a number that is JSON and wanted as an array.
+
+    Raises:
+      OverflowError: when it is a Python number that the wanted dtype cannot hold.
+    """
+    saved, wanted = leaf.record.spec, leaf.wanted
+    if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
+        return parts
+    if parts is None:
+        value = handler.decode(saved, leaf.record.value, leaf.record.name)
+        if saved.kind == "int":
+            raise OverflowError(f"{value} has more than 64 bits")
+        parts = {whole(()): np.asarray(value)}
+    if not leaf.lossy:
+        convert.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
+    return parts
+
+
+def _out_of_range(leaf: LeafPlan, error: OverflowError) -> Mismatch:
+    """The mismatch of a number that does not fit."""
+    saved, wanted = str(leaf.record.spec), str(leaf.wanted)
+    return Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})")
+
+
+def _place(batch: Sequence[tuple[LeafPlan, Parts | None]], sent: placement.Sent) -> list[Any]:
+    """The leaves around the parts of their arrays; those of devices are sent there together."""
+    wanted = [
+        placement.Wanted(parts, _shape(leaf), leaf.wanted, leaf.where)
+        for leaf, parts in batch
+        if parts is not None and leaf.wanted.kind in DEVICE_KINDS
+    ]
+    arrays = placement.to_devices(wanted)
+    sent.note(arrays)
+    remaining = iter(arrays)
+    return [_leaf(leaf, parts, remaining) for leaf, parts in batch]
+
+
+def _shape(leaf: LeafPlan) -> tuple[int, ...]:
+    """The shape of the array of a leaf; what has none is a number."""
+    return () if leaf.record.array is None else leaf.record.array.shape
+
+
+def _leaf(leaf: LeafPlan, parts: Parts | None, on_devices: Iterator[Any]) -> Any:
+    """One leaf; its array, when it is one of a device, is the next of `on_devices`."""
+    if parts is None:
+        return handler.decode(leaf.record.spec, leaf.record.value, leaf.record.name)
+    if leaf.wanted.kind in DEVICE_KINDS:
+        return handler.decode(leaf.wanted, next(on_devices), leaf.record.name)
+    return handler.decode(leaf.wanted, placement.to_host(parts, leaf.wanted), leaf.record.name)
