@@ -9,6 +9,7 @@ from pathlib import Path
 
 from etils import epath
 
+from flaxckpt import collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import limits, sealed_json
@@ -37,6 +38,7 @@ class Checkpoint:
         return self.path / layout.ITEM
 
 
+@collector.paused()
 def open_checkpoint(path: epath.PathLike) -> Checkpoint:
     """Opens the checkpoint at `path`.
 

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from flaxckpt.leaves.dtypes import Storage, from_stored, storage_of
 from flaxckpt.leaves.record import StoredArray
-from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of, whole
+from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
 from flaxckpt.storage import zarr3
 from flaxckpt.storage.buffers import empty
 
@@ -25,39 +25,105 @@ class ArrayRead(NamedTuple):
     regions: Sequence[Region]
 
 
-class Use(NamedTuple):
+class ChunkRead(Protocol):
+    """One chunk to read."""
+
+    @property
+    def name(self) -> str:
+        """The leaf."""
+
+    @property
+    def key(self) -> str:
+        """Where it lies in the key-value store."""
+
+    @property
+    def shape(self) -> Shape:
+        """Its shape, which at the end of an array is more than the array has."""
+
+    @property
+    def storage(self) -> Storage:
+        """How its elements are stored."""
+
+    def memory(self) -> np.ndarray | None:
+        """The one piece of memory that the chunk, up to its padding, fills in its own order."""
+
+    def distribute(self, elements: np.ndarray) -> None:
+        """Copies the elements of the chunk to where they go."""
+
+
+class Plan(Protocol):
+    """How one array is read; `nbytes` is the size of what is wanted of it."""
+
+    nbytes: int
+
+    @property
+    def chunks(self) -> Sequence[ChunkRead]:
+        """What has to be read."""
+
+    def parts(self) -> Parts:
+        """The regions, once all chunks were distributed."""
+
+
+def plan(read: ArrayRead, *, keep: bool) -> Plan:
+    """The plan of `read`; without `keep` every chunk is only to be checked."""
+    array = read.array
+    if keep and [region.shape for region in read.regions] == [array.shape] == [array.chunks]:
+        return _OneChunk(read)
+    return _Regions(read, keep=keep)
+
+
+class _OneChunk:
+    """An array that is one chunk and wanted whole. Most are, and there may be very many."""
+
+    __slots__ = ("_dtype", "_memory", "_region", "key", "name", "nbytes", "shape", "storage")
+
+    def __init__(self, read: ArrayRead):
+        self.name, self._dtype = read.name, read.array.dtype
+        (self._region,) = read.regions
+        self.storage = storage_of(self._dtype)
+        self.shape = zarr3.stored_shape(read.array.shape, self.storage)
+        self.key = zarr3.chunk_key(read.array.store, (0,) * len(self.shape))
+        self.nbytes = math.prod(self.shape) * self.storage.dtype.itemsize
+        self._memory: np.ndarray | None = None
+
+    @property
+    def chunks(self) -> Sequence[ChunkRead]:
+        """The one."""
+        return (self,)
+
+    def memory(self) -> np.ndarray:
+        """All of the array."""
+        self._memory = empty(self.shape, self.storage.dtype)
+        return self._memory
+
+    def distribute(self, elements: np.ndarray) -> None:
+        """Keeps a copy of `elements`."""
+        self._memory = elements.copy()
+
+    def parts(self) -> Parts:
+        """The array."""
+        assert self._memory is not None, "its chunk was read"
+        return {self._region: from_stored(self._memory, self._dtype)}
+
+
+class _Use(NamedTuple):
     """Where a part of a chunk goes: the memory, and the index of the part within the chunk."""
 
     memory: np.ndarray
     within: tuple[Any, ...]
 
 
-class ChunkRead(NamedTuple):
-    """One chunk to read.
-
-    Attributes:
-      name: the leaf.
-      store: the name of its array in the key-value store.
-      grid: the position of the chunk.
-      shape: of the chunk.
-      storage: how its elements are stored.
-      uses: where they go; nowhere when the chunk is only to be checked.
-    """
+class _Chunk(NamedTuple):
+    """One chunk, and where its parts go; nowhere when it is only to be checked."""
 
     name: str
-    store: str
-    grid: Shape
+    key: str
     shape: Shape
     storage: Storage
-    uses: tuple[Use, ...]
-
-    @property
-    def key(self) -> str:
-        """Where it lies in the key-value store."""
-        return zarr3.chunk_key(self.store, self.grid)
+    uses: Sequence[_Use]
 
     def memory(self) -> np.ndarray | None:
-        """The one piece of memory that the chunk, up to its padding, fills in its own order."""
+        """The memory of its only part, when that starts at its corner and is one piece of it."""
         if len(self.uses) != 1:
             return None
         memory, within = self.uses[0]
@@ -67,48 +133,38 @@ class ChunkRead(NamedTuple):
         return memory if in_order and memory.flags.c_contiguous else None
 
     def distribute(self, elements: np.ndarray) -> None:
-        """Copies the elements of the chunk to where they go."""
+        """Copies the parts to where they go."""
         for memory, within in self.uses:
             memory[...] = elements[within]
 
 
-class Plan:
-    """The chunks of one read, and the memory for its regions."""
+class _Regions:
+    """Some regions of an array, each in memory of its own."""
 
-    def __init__(self, read: ArrayRead, *, keep: bool = True):
-        """With `keep=False` every chunk is only to be checked."""
-        self._array = read.array
-        self._storage = storage_of(read.array.dtype)
-        self._stored = {r: zarr3.stored_region(r, self._storage) for r in read.regions}
+    def __init__(self, read: ArrayRead, *, keep: bool):
+        self._array, storage = read.array, storage_of(read.array.dtype)
+        stored = {region: zarr3.stored_region(region, storage) for region in read.regions}
+        self.nbytes = sum(math.prod(s.shape) for s in stored.values()) * storage.dtype.itemsize
         self._memory: dict[Region, np.ndarray] = {}
         if keep:
-            dtype = self._storage.dtype
-            self._memory = {r: empty(s.shape, dtype) for r, s in self._stored.items()}
-        chunk = zarr3.stored_shape(read.array.chunks, self._storage)
-        self.chunks = [
-            ChunkRead(read.name, read.array.store, grid, chunk, self._storage, tuple(uses))
-            for grid, uses in self._uses(chunk).items()
+            self._memory = {region: empty(s.shape, storage.dtype) for region, s in stored.items()}
+        chunk = zarr3.stored_shape(read.array.chunks, storage)
+        self.chunks: Sequence[ChunkRead] = [
+            _Chunk(read.name, zarr3.chunk_key(read.array.store, grid), chunk, storage, uses)
+            for grid, uses in self._uses(stored, chunk).items()
         ]
 
-    @property
-    def nbytes(self) -> int:
-        """The size of the regions in bytes."""
-        elements = sum(math.prod(stored.shape) for stored in self._stored.values())
-        return elements * self._storage.dtype.itemsize
-
-    def parts(self) -> Parts:
-        """The regions, once all chunks were distributed."""
-        return {r: from_stored(m, self._array.dtype) for r, m in self._memory.items()}
-
-    def _uses(self, chunk: Shape) -> Mapping[Shape, list[Use]]:
+    def _uses(self, stored: Mapping[Region, Region], chunk: Shape) -> Mapping[Shape, list[_Use]]:
         """The chunks that the regions touch, by their position in the grid, each with its uses."""
-        if list(self._stored) == [whole(self._array.chunks)]:  # most arrays are one chunk
-            return {(0,) * len(chunk): [Use(memory, (...,)) for memory in self._memory.values()]}
-        uses: dict[Shape, list[Use]] = {}
-        for region, stored in self._stored.items():
-            for grid, part in chunks_of(stored, chunk):
+        uses: dict[Shape, list[_Use]] = {}
+        for region, where in stored.items():
+            for grid, part in chunks_of(where, chunk):
                 found = uses.setdefault(grid, [])
                 if region in self._memory:
-                    memory = self._memory[region][part.within(stored)]
-                    found.append(Use(memory, part.within(chunk_region(grid, chunk))))
+                    memory = self._memory[region][part.within(where)]
+                    found.append(_Use(memory, part.within(chunk_region(grid, chunk))))
         return uses
+
+    def parts(self) -> Parts:
+        """The regions."""
+        return {r: from_stored(m, self._array.dtype) for r, m in self._memory.items()}

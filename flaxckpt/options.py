@@ -6,7 +6,7 @@ import dataclasses
 
 MIB = 1 << 20
 # Encoded chunks in flight: enough to keep a disk busy while the next ones are made.
-BUFFER_BYTES = 128 * MIB
+BUFFER_BYTES = 96 * MIB
 # Of these, so many chunks are there at the least: being made, being written, and one of each kind
 # in TensorStore's hands.
 MIN_CHUNKS = 4
@@ -23,7 +23,7 @@ class Options:
         itself. A save that does not fit is taken in rounds: it returns when what is not on disk
         yet fits. By default a save returns as soon as all of the state is safe on the host, which
         for arrays of an accelerator and for numpy arrays is a copy of them; jax arrays on the CPU
-        are not copied. Beside that, 128 MiB are used.
+        are not copied. Beside that, 96 MiB are used.
       fsync: whether a save waits until the disk has it. `False` is for scratch disks: a crash of
         the machine may then lose steps that were reported as saved; a crash of the process won't.
       atomic_rename: whether the file system renames a directory atomically and without copying

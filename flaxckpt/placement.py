@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -42,7 +43,7 @@ def regions_of(where: Sharding | None, shape: tuple[int, ...], nbytes: int) -> S
     A small array is read whole, and jax cuts it up. The words of PRNG keys lie on one more axis
     than the keys; a PartitionSpec leaves it whole.
     """
-    if where is None or len(where.device_set) == 1:
+    if where is None or isinstance(where, jax.sharding.SingleDeviceSharding):
         return [whole(shape)]
     if nbytes <= SMALL_BYTES and where.is_fully_addressable:
         return [whole(shape)]
@@ -68,11 +69,12 @@ class Wanted(NamedTuple):
 def to_devices(leaves: Sequence[Wanted]) -> list[jax.Array]:
     """The arrays of `leaves` on their devices. What one call of jax can do, one call does."""
     arrays = {i: array for i, leaf in enumerate(leaves) if (array := _alone(leaf)) is not None}
-    together = [i for i in range(len(leaves)) if i not in arrays]
-    for committed in (False, True):
-        chosen = [i for i in together if (leaves[i].where is not None) == committed]
+    together = collections.defaultdict(list)
+    for i, leaf in enumerate(leaves):
+        if i not in arrays:
+            together[leaf.where].append(i)
+    for where, chosen in together.items():
         values = [_convert(leaves[i].parts[whole(leaves[i].shape)], leaves[i].spec) for i in chosen]
-        where = [leaves[i].where for i in chosen] if committed else None
         arrays.update(zip(chosen, jax.device_put(values, where), strict=True))
     return [arrays[i] for i in range(len(leaves))]
 

@@ -9,18 +9,21 @@ import collections
 import concurrent.futures
 import functools
 import os
-from collections.abc import Iterable, Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 from flaxckpt.checkpoint import Checkpoint
-from flaxckpt.chunk_reads import ArrayRead, Parts, Plan
+from flaxckpt.chunk_reads import ArrayRead, Parts, Plan, plan
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.spans import Problem, read_span, spans
+from flaxckpt.spans import Problem, SpanRead, finish_span, read_span, spans
 from flaxckpt.storage import layout
 from flaxckpt.storage.index import Index, Place, read_index
 
 # Disks want several requests at a time; more threads than this gain nothing.
 THREADS = max(4, min(16, os.cpu_count() or 1))
+# So little is read without other threads, which would take longer to start.
+INLINE_BYTES = 4 << 20
 # What is read, and then put on its devices, together.
 GROUP_BYTES = 32 << 20
 GROUP_ARRAYS = 1024
@@ -42,7 +45,7 @@ def read_arrays(
     for plans, problems in _read(checkpoint, reads, ahead, keep=True):
         if problems:
             raise CorruptCheckpointError(_describe(checkpoint, problems[0]))
-        yield [plan.parts() for plan in plans]
+        yield [one.parts() for one in plans]
 
 
 def check_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> list[str]:
@@ -69,24 +72,24 @@ class _Started(NamedTuple):
     """A group that is being read."""
 
     group: _Group
-    futures: Sequence[concurrent.futures.Future[list[Problem]]]
+    futures: Sequence[concurrent.futures.Future[SpanRead]]
 
-    def finish(self) -> tuple[Sequence[Plan], list[Problem]]:
+    def finish(self, directory: Path) -> tuple[Sequence[Plan], list[Problem]]:
         """The group once it is read, with what was wrong with it."""
-        return self.group.plans, [p for future in self.futures for p in future.result()]
+        problems = [p for f in self.futures for p in finish_span(directory, f.result())]
+        return self.group.plans, problems
 
 
 def _groups(reads: Iterable[ArrayRead], limit: int, *, keep: bool) -> Iterator[_Group]:
     """`reads` in groups of at most `limit` bytes, or of one."""
     group: list[Plan] = []
     size = 0
-    for read in reads:
-        plan = Plan(read, keep=keep)
-        if group and (size + plan.nbytes > limit or len(group) == GROUP_ARRAYS):
+    for found in (plan(read, keep=keep) for read in reads):
+        if group and (size + found.nbytes > limit or len(group) == GROUP_ARRAYS):
             yield _Group(group, size)
             group, size = [], 0
-        group.append(plan)
-        size += plan.nbytes
+        group.append(found)
+        size += found.nbytes
     if group:
         yield _Group(group, size)
 
@@ -99,19 +102,36 @@ def _read(
         return
     index = _index_of(checkpoint)
     waiting: collections.deque[_Started] = collections.deque()
-    with concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read") as pool:
+    with _executor(sum(read.array.nbytes for read in reads)) as pool:
         try:
             for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
                 while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
-                    yield waiting.popleft().finish()
-                chunks = (chunk for plan in group.plans for chunk in plan.chunks)
+                    yield waiting.popleft().finish(checkpoint.item)
+                chunks = (chunk for one in group.plans for chunk in one.chunks)
                 read = functools.partial(read_span, checkpoint.item)
                 futures = [pool.submit(read, span) for span in spans(chunks, index)]
                 waiting.append(_Started(group, futures))
             while waiting:
-                yield waiting.popleft().finish()
+                yield waiting.popleft().finish(checkpoint.item)
         finally:
             pool.shutdown(cancel_futures=True)
+
+
+class _Inline(concurrent.futures.Executor):
+    """Does at once what it is given."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The result of `fn`, as a future."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _executor(nbytes: int) -> concurrent.futures.Executor:
+    """What reads `nbytes`."""
+    if nbytes <= INLINE_BYTES:
+        return _Inline()
+    return concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read")
 
 
 def _index_of(checkpoint: Checkpoint) -> Index:

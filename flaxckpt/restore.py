@@ -10,6 +10,7 @@ from typing import Any
 import jax
 from etils import epath
 
+from flaxckpt import collector
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
 from flaxckpt.leaf_values import read_leaves
 from flaxckpt.leaves.convert import DtypePolicy
@@ -87,6 +88,7 @@ def restore(
     return restore_tree(checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=options)[0]
 
 
+@collector.paused()
 def restore_tree(
     checkpoint: Checkpoint,
     target: Any,
@@ -97,6 +99,14 @@ def restore_tree(
 ) -> tuple[Any, RestoreReport]:
     """As `restore`, from an open checkpoint and with a report."""
     start = time.monotonic()
+    tree, leaves = _restore(checkpoint, target, as_numpy, dtype, options)
+    return tree, _report(checkpoint, leaves, time.monotonic() - start)
+
+
+def _restore(
+    checkpoint: Checkpoint, target: Any, as_numpy: bool, dtype: DtypePolicy, options: Options
+) -> tuple[Any, Sequence[LeafPlan]]:
+    """The tree, and what was done for each leaf of it."""
     if target is None:
         leaves = without_target(checkpoint, as_numpy, dtype)
         tree = build(checkpoint.tree.nodes, _read(checkpoint, leaves, options))
@@ -106,7 +116,7 @@ def restore_tree(
         values = _read(checkpoint, leaves, options)
         tree = jax.tree.unflatten(jax.tree.structure(stateful), values)
         tree = nnx_objects.merge(tree, graphs)
-    return tree, _report(checkpoint, leaves, time.monotonic() - start)
+    return tree, leaves
 
 
 def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:

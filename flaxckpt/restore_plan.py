@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 
@@ -19,8 +18,7 @@ from flaxckpt.tree.match import match
 from flaxckpt.tree.structure import Flat, named_nodes
 
 
-@dataclasses.dataclass(frozen=True)
-class LeafPlan:
+class LeafPlan(NamedTuple):
     """One leaf to restore.
 
     Attributes:
@@ -71,14 +69,13 @@ def with_target(checkpoint: Checkpoint, target: Flat, dtype: DtypePolicy) -> lis
         why = convert.problem(saved, wanted, dtype)
         return why or ("dtype" if convert.canonical(wanted).dtype != wanted.dtype else "")
 
-    mismatches = match(
-        {name: record.spec for name, record in records.items()},
-        specs,
-        problem,
-        saved_empties=_empties(checkpoint.tree.nodes),
-        target_empties=_empties(target.nodes),
-    )
-    raise_any(checkpoint, mismatches, len(records.keys() | specs.keys()), _advice(mismatches))
+    saved = {name: record.spec for name, record in records.items()}
+    if match(saved, specs, problem):  # once more, with what stands in the place of what is missing
+        saved_empties, target_empties = _empties(checkpoint.tree.nodes), _empties(target.nodes)
+        mismatches = match(
+            saved, specs, problem, saved_empties=saved_empties, target_empties=target_empties
+        )
+        raise_any(checkpoint, mismatches, len(records.keys() | specs.keys()), _advice(mismatches))
     return [
         LeafPlan(records[name], specs[name], _sharding(name, leaf), dtype == "cast")
         for name, leaf in leaves.items()
@@ -92,9 +89,10 @@ def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
       ShardingError: when that is not possible for an array of its shape.
     """
     where = placement.target_sharding(leaf)
+    if where is None or isinstance(where, jax.sharding.SingleDeviceSharding):
+        return where
     try:
-        if where is not None:
-            where.shard_shape(leaf.shape)
+        where.shard_shape(leaf.shape)
     except ValueError as error:
         raise ShardingError(
             f"{name} cannot be restored onto its sharding: {error}.\n"

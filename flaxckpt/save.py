@@ -119,7 +119,8 @@ def write(
                 (item / name).parent.mkdir()
             filesystem.write_file(item / name, data, fsync=fsync)
             files[name] = SavedFile(len(data), crc32c.crc32c(data))
-        tree: dict[str, Any] = plan.orbax_members | {"flaxckpt": with_files(plan.structure, attempt, files)}
+        ours = with_files(plan.structure, attempt, files)
+        tree: dict[str, Any] = plan.orbax_members | {"flaxckpt": ours}
         filesystem.write_file(item / layout.TREE_METADATA, sealed_json.seal(tree), fsync=fsync)
         described = dataclasses.replace(described, committed_ns=time.time_ns())
         filesystem.write_file(

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from flaxckpt import collector
 from flaxckpt.array_plan import Array, ArrayPlan, ShardPlan
 from flaxckpt.leaves.dtypes import to_stored
 from flaxckpt.save_plan import SavePlan, make_plan
@@ -57,6 +58,7 @@ class Piece(NamedTuple):
             yield key, zarr3.encode_chunk(inner, self.array.chunk, self.array.storage)
 
 
+@collector.paused()
 def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> State:
     """`tree` with the plan to write it, which is `plan` where that fits.
 
@@ -78,6 +80,7 @@ def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> Sta
     return State(plan, data)
 
 
+@collector.paused()
 def hold(state: State) -> Iterator[Piece]:
     """All of `state`; when this returns, it may be donated, deleted or changed.
 

@@ -73,16 +73,12 @@ def _adjoins(span: Span, item: Located) -> bool:
     return item.place.file == first.file and near and end - first.offset <= SPAN_BYTES
 
 
-def read_span(directory: Path, span: Span) -> list[Problem]:
-    """Reads the chunks of `span` into their memory; returns what was wrong with any of them."""
-    problems = []
-    together = _read_together(directory, span)
-    for located in span:
-        try:
-            _read_chunk(directory, located, together)
-        except (zarr3.ChunkError, CorruptCheckpointError) as error:
-            problems.append(Problem(located, error))
-    return problems
+class SpanRead(NamedTuple):
+    """A span whose bytes were read: them, or of a chunk that was read by itself, what was wrong."""
+
+    span: Span
+    data: _Bytes | None
+    problems: list[Problem]
 
 
 class _Bytes(NamedTuple):
@@ -92,16 +88,43 @@ class _Bytes(NamedTuple):
     data: memoryview
 
 
+def read_span(directory: Path, span: Span) -> SpanRead:
+    """Reads the bytes of `span`; for `finish_span`, or all there is to do for a large chunk.
+
+    This runs in threads, so it does little that holds Python's lock: with many small chunks, the
+    threads would wait for one another more than for the disk.
+    """
+    if span[0].is_direct:
+        return SpanRead(span, None, _chunk_problems(directory, span[0], None))
+    return SpanRead(span, _read_together(directory, span), [])
+
+
+def finish_span(directory: Path, read: SpanRead) -> list[Problem]:
+    """Checks and distributes the chunks of a span; returns what was wrong with any of them."""
+    if read.span[0].is_direct:
+        return read.problems
+    return [p for located in read.span for p in _chunk_problems(directory, located, read.data)]
+
+
 def _read_together(directory: Path, span: Span) -> _Bytes | None:
     """All of `span`; `None` when it is to be read chunk by chunk, so that each error is its own."""
     first, last = span[0].place, span[-1].place
-    if len(span) == 1 or not isinstance(first, Place) or not isinstance(last, Place):
+    if not isinstance(first, Place) or not isinstance(last, Place):
         return None
     whole = Place(first.file, first.offset, last.offset + last.length - first.offset)
     try:
         return _Bytes(first.offset, data_files.read(directory, whole))
     except CorruptCheckpointError:
         return None
+
+
+def _chunk_problems(directory: Path, located: Located, data: _Bytes | None) -> list[Problem]:
+    """What is wrong with one chunk, after it was put where it belongs."""
+    try:
+        _read_chunk(directory, located, data)
+    except (zarr3.ChunkError, CorruptCheckpointError) as error:
+        return [Problem(located, error)]
+    return []
 
 
 def _read_chunk(directory: Path, located: Located, together: _Bytes | None) -> None:

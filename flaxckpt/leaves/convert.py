@@ -18,6 +18,9 @@ from flaxckpt.leaves.record import ARRAY_KINDS, SCALAR_KINDS, LeafSpec
 
 DtypePolicy = Literal["error", "widen", "cast"]
 
+# What jax narrows, unless jax_enable_x64 is on.
+_WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
+
 # What jax may make of a Python number without being asked for a dtype.
 _CATEGORY = {
     "bool": np.bool_,
@@ -111,7 +114,7 @@ def check_range(array: np.ndarray, dtype: Any) -> None:
 
 def canonical(spec: LeafSpec) -> LeafSpec:
     """`spec` as jax can hold it now: without 64-bit types where they are off."""
-    if spec.kind != "jax":
+    if spec.kind != "jax" or spec.dtype not in _WIDE:
         return spec
     dtype = jax.dtypes.canonicalize_dtype(parse_dtype(spec.dtype))
     return LeafSpec("jax", np.dtype(dtype).name, spec.shape, spec.weak_type)

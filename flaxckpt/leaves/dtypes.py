@@ -36,11 +36,13 @@ class Storage:
     Attributes:
       data_type: the name of the zarr data type.
       dtype: the numpy dtype of the stored elements, little-endian.
+      is_native: whether the zarr data type is the dtype's own, and so only its byte order differs.
       extra: the axes that the stored array has more, at its end.
     """
 
     data_type: str
     dtype: np.dtype
+    is_native: bool
     extra: tuple[int, ...] = ()
 
 
@@ -90,14 +92,15 @@ def storage_of(name: str) -> Storage:
     """How arrays of the dtype `name` are stored."""
     native = parse_dtype(name).newbyteorder("<") if _SWAPPED.fullmatch(name) else parse_dtype(name)
     if native.name in ZARR_DATA_TYPES:
-        return Storage(native.name, native)
-    return Storage("uint8", np.dtype(np.uint8), () if native.itemsize == 1 else (native.itemsize,))
+        return Storage(native.name, native, is_native=True)
+    extra = () if native.itemsize == 1 else (native.itemsize,)
+    return Storage("uint8", np.dtype(np.uint8), is_native=False, extra=extra)
 
 
 def to_stored(array: np.ndarray, name: str) -> np.ndarray:
     """`array`, of the dtype `name`, as the elements that are stored (a view where it can be)."""
     storage = storage_of(name)
-    if storage.data_type == parse_dtype(name).name:
+    if storage.is_native:
         return array.astype(storage.dtype, copy=False)
     elements = np.ascontiguousarray(array).reshape(-1).view(np.uint8)
     return elements.reshape((*array.shape, *storage.extra))
@@ -106,7 +109,7 @@ def to_stored(array: np.ndarray, name: str) -> np.ndarray:
 def from_stored(stored: np.ndarray, name: str) -> np.ndarray:
     """The inverse of `to_stored`."""
     storage, dtype = storage_of(name), parse_dtype(name)
-    if storage.data_type == dtype.name:
+    if storage.is_native:
         return stored.astype(dtype, copy=False)
     shape = stored.shape[: stored.ndim - len(storage.extra)]
     return np.ascontiguousarray(stored).reshape(-1).view(dtype).reshape(shape)

@@ -129,7 +129,10 @@ def check_sizes(item: Path, records: Sequence[LeafRecord]) -> None:
     on_disk = _bytes_on_disk(item)
     claimed = chunks = 0
     for array in (record.array for record in records if record.array is not None):
-        count, size = zarr3.chunk_count(array.shape, array.chunks), _chunk_bytes(array)
+        one_chunk = array.shape == array.chunks
+        count = 1 if one_chunk else zarr3.chunk_count(array.shape, array.chunks)
+        storage = storage_of(array.dtype)
+        size = zarr3.encoded_bytes(zarr3.stored_shape(array.chunks, storage), storage)
         chunks += count
         claimed += count * size if size > tensorstore_io.INLINE_BYTES else 0
     if claimed > on_disk or chunks > on_disk:
@@ -137,13 +140,6 @@ def check_sizes(item: Path, records: Sequence[LeafRecord]) -> None:
             f"the arrays at {item} are said to have {chunks} chunks of {claimed} bytes, but its "
             f"files have {on_disk} bytes. Restore another step."
         )
-
-
-def _chunk_bytes(array: StoredArray) -> int:
-    """The bytes of an encoded chunk."""
-    storage = storage_of(array.dtype)
-    elements = math.prod((*array.chunks, *storage.extra))
-    return elements * storage.dtype.itemsize + zarr3.CHECKSUM_BYTES
 
 
 def _bytes_on_disk(item: Path) -> int:

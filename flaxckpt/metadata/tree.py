@@ -184,7 +184,8 @@ def _decode_record(data: Any, meshes: list[Any]) -> LeafRecord:
         raise ValueError(f"not a name: {name!r}")
     if "store" not in data:
         return LeafRecord(name, LeafSpec(kind, impl=impl), value=data["value"])
-    shape, chunks = _shape(data["shape"]), _shape(data["chunks"])
+    shape = _shape(data["shape"])
+    chunks = shape if data["chunks"] == data["shape"] else _shape(data["chunks"])
     if len(shape) != len(chunks) or 0 in chunks:
         raise ValueError(f"the chunks {chunks} do not fit the shape {shape} of {name}")
     parse_dtype(data["dtype"])

@@ -128,4 +128,6 @@ def stored_shape(shape: Shape, storage: Storage) -> Shape:
 
 def stored_region(region: Region, storage: Storage) -> Region:
     """`region` of an array as a region of the zarr array that holds it."""
+    if not storage.extra:
+        return region
     return Region((*region.start, *(0 for _ in storage.extra)), (*region.shape, *storage.extra))

@@ -52,6 +52,16 @@ def name_of(values: tuple[Any, ...]) -> str:
     return "/".join(map(component, values))
 
 
+def child_name(parent: str, value: Any) -> str:
+    """The name of the child at the key `value` of the node `parent`; only the root has none.
+
+    Example:
+      >>> child_name(child_name("", "opt_state"), 0)
+      'opt_state/0'
+    """
+    return f"{parent}/{component(value)}" if parent else component(value)
+
+
 def component(value: Any) -> str:
     """One key as a component of a name."""
     if type(value) is str and value.isidentifier():

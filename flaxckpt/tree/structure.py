@@ -13,7 +13,7 @@ from typing import Any
 from flaxckpt.errors import UnsupportedKeyError
 from flaxckpt.tree import containers
 from flaxckpt.tree.containers import Node
-from flaxckpt.tree.keypaths import KeyPath, name_of
+from flaxckpt.tree.keypaths import KeyPath, child_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -47,28 +47,28 @@ def flatten(tree: Any) -> Flat:
     """
     nodes: list[Node | None] = []
     leaves: list[Any] = []
-    leaf_paths: list[tuple[tuple[Any, ...], KeyPath]] = []
+    names: list[str] = []
+    paths: list[KeyPath] = []
     empties: list[tuple[str, KeyPath, Node]] = []
-    stack: list[tuple[Any, tuple[Any, ...], KeyPath]] = [(tree, (), ())]
+    stack: list[tuple[Any, str, KeyPath]] = [(tree, "", ())]
     while stack:
-        value, keys, path = stack.pop()
+        value, name, path = stack.pop()
         split = containers.split(value, path)
         if split is None:
             nodes.append(None)
             leaves.append(value)
-            leaf_paths.append((keys, path))
+            names.append(name)
+            paths.append(path)
             continue
         node, children = split
         nodes.append(node)
         if not children:
-            empties.append((name_of(keys), path, node))
+            empties.append((name, path, node))
         for key, child in zip(reversed(node.keys), reversed(children), strict=True):
-            stack.append((child, keys if node.is_box else (*keys, key.value), (*path, key)))
-    names = tuple(name_of(keys) for keys, _ in leaf_paths)
+            inner = name if node.is_box else child_name(name, key.value)
+            stack.append((child, inner, (*path, key)))
     _check_unique(names)
-    return Flat(
-        tuple(nodes), tuple(leaves), names, tuple(path for _, path in leaf_paths), tuple(empties)
-    )
+    return Flat(tuple(nodes), tuple(leaves), tuple(names), tuple(paths), tuple(empties))
 
 
 def named_nodes(nodes: Sequence[Node | None]) -> Iterator[tuple[str, Node | None]]:
@@ -81,12 +81,15 @@ def named_nodes(nodes: Sequence[Node | None]) -> Iterator[tuple[str, Node | None
       >>> [name for name, _ in named_nodes(flatten({"a": [1, None]}).nodes)]
       ['', 'a', 'a/0', 'a/1']
     """
-    pending: list[tuple[Any, ...]] = [()]
+    pending = [""]
     for node in nodes:
-        keys = pending.pop()
-        yield name_of(keys), node
-        for key in reversed(node.keys) if node else ():
-            pending.append(keys if node and node.is_box else (*keys, key.value))
+        name = pending.pop()
+        yield name, node
+        if node is not None:
+            is_box = node.is_box
+            pending.extend(
+                name if is_box else child_name(name, key.value) for key in reversed(node.keys)
+            )
 
 
 def _check_unique(names: Sequence[str]) -> None:
