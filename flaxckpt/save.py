@@ -134,8 +134,7 @@ def _values(plan: SavePlan, pieces: Iterable[Piece], attempt: str) -> Iterator[t
     """All keys and values of the key-value store, the small ones last."""
     for piece in pieces:
         yield from piece.encode()
-    for array in plan.arrays:
-        yield array.metadata()
+    yield from plan.array_metadata
     yield layout.ATTEMPT_KEY, attempt.encode()
 
 

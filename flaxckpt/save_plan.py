@@ -15,7 +15,7 @@ import jax
 import numpy as np
 import orjson
 
-from flaxckpt.array_plan import Array, ArrayPlan, plan_array
+from flaxckpt.array_plan import Array, ArrayPlan, ShardPlan, plan_array
 from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves import handler
 from flaxckpt.leaves.record import LeafRecord, LeafSpec
@@ -52,10 +52,20 @@ class SavePlan:
     _signature: tuple[list[Any], ...]
     _others: tuple[_Other, ...]
 
-    @property
+    @functools.cached_property
     def nbytes(self) -> int:
         """The size of all arrays."""
         return sum(array.stored.nbytes for array in self.arrays)
+
+    @functools.cached_property
+    def shards(self) -> tuple[tuple[ArrayPlan, ShardPlan], ...]:
+        """All that this process writes, shard by shard."""
+        return tuple((array, shard) for array in self.arrays for shard in array.shards)
+
+    @functools.cached_property
+    def array_metadata(self) -> tuple[tuple[str, bytes], ...]:
+        """The keys and the values of the metadata of the arrays."""
+        return tuple(array.metadata() for array in self.arrays)
 
     def data(self, treedef: Any, leaves: Sequence[Any]) -> list[Array] | None:
         """The arrays of a state that is of this kind; `None` for another one.

@@ -29,19 +29,6 @@ class State(NamedTuple):
     data: list[Array]
 
 
-class Shard(NamedTuple):
-    """What this process writes of one array from one device, where it is."""
-
-    array: ArrayPlan
-    plan: ShardPlan
-    data: Array
-
-    @property
-    def is_remote(self) -> bool:
-        """Whether it has to be brought to the host."""
-        return self.array.is_remote
-
-
 class Piece(NamedTuple):
     """Some chunks of an array, by key and region, and the values on the host that they are in."""
 
@@ -88,19 +75,17 @@ def hold(state: State) -> Iterator[Piece]:
     donating computation other memory instead, so it costs nothing now and stays right; the loop
     pays with the page faults of that memory at its next step (see docs/performance.md).
     """
-    shards = _shards(state)
-    for shard in shards:
-        if shard.is_remote:
-            shard.data.copy_to_host_async()  # type: ignore[union-attr]
-    return _drain(shards, collections.deque(_safe(shard.data) for shard in shards))
+    data = _local_data(state)
+    for (array, _), values in zip(state.plan.shards, data, strict=True):
+        if array.is_remote:
+            values.copy_to_host_async()
+    return _drain(state.plan, collections.deque(map(_safe, data)))
 
 
-def _drain(shards: list[Shard], values: collections.deque[np.ndarray]) -> Iterator[Piece]:
-    """The pieces of `shards`, each dropped here as it is taken."""
-    plans = [(shard.array, shard.plan) for shard in shards]
-    del shards
-    for array, plan in plans:
-        yield Piece(array, plan.chunks, plan.region, values.popleft())
+def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[Piece]:
+    """The pieces of what is held, which is dropped as they are taken."""
+    for array, shard in plan.shards:
+        yield Piece(array, shard.chunks, shard.region, held.popleft())
 
 
 def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
@@ -112,20 +97,21 @@ def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
       copy: whether a piece must stay right, and hold no more memory than it has bytes, when the
         state changes after the last was taken.
     """
-    for shard in _transferring(_shards(state), limit):
-        if _is_split(shard, limit) and (copy or shard.is_remote):
-            yield from _chunks(shard)
+    data = _transferring(state.plan, _local_data(state), limit)
+    for (array, shard), values in zip(state.plan.shards, data, strict=True):
+        if _is_split(values, limit) and (copy or array.is_remote):
+            yield from _chunks(array, shard, values)
         else:
-            values = _safe(shard.data) if copy else np.asarray(shard.data)
-            yield Piece(shard.array, shard.plan.chunks, shard.plan.region, values)
+            on_host = _safe(values) if copy else np.asarray(values)
+            yield Piece(array, shard.chunks, shard.region, on_host)
 
 
-def _shards(state: State) -> list[Shard]:
-    """All that this process writes."""
+def _local_data(state: State) -> list[Any]:
+    """The values of each of the plan's shards, where they are."""
     return [
-        Shard(array, plan, data.addressable_data(plan.data) if array.is_sharded else data)  # type: ignore[union-attr]
-        for array, data in zip(state.plan.arrays, state.data, strict=True)
-        for plan in array.shards
+        values.addressable_data(shard.data) if array.is_sharded else values  # type: ignore[union-attr]
+        for array, values in zip(state.plan.arrays, state.data, strict=True)
+        for shard in array.shards
     ]
 
 
@@ -134,38 +120,37 @@ def _safe(data: Array) -> np.ndarray:
     return data.copy() if isinstance(data, np.ndarray) else np.asarray(data)
 
 
-def _is_split(shard: Shard, limit: int | None) -> bool:
-    """Whether `shard` is too large to be on the host as a whole."""
-    return limit is not None and shard.data.nbytes > limit // PART
+def _is_split(data: Array, limit: int | None) -> bool:
+    """Whether `data` is too large to be on the host as a whole."""
+    return limit is not None and data.nbytes > limit // PART
 
 
-def _transferring(shards: list[Shard], limit: int | None) -> Iterator[Shard]:
-    """`shards`, with their transfers to the host begun ahead, as far as `limit` allows."""
-    waiting: collections.deque[tuple[Shard, int]] = collections.deque()
+def _transferring(plan: SavePlan, data: list[Any], limit: int | None) -> Iterator[Any]:
+    """`data`, with the transfers to the host begun ahead, as far as `limit` allows."""
+    waiting: collections.deque[tuple[Any, int]] = collections.deque()
     ahead = 0
-    for shard in shards:
-        size = shard.data.nbytes if shard.is_remote and not _is_split(shard, limit) else 0
+    for (array, _), values in zip(plan.shards, data, strict=True):
+        size = values.nbytes if array.is_remote and not _is_split(values, limit) else 0
         while waiting and limit is not None and ahead + size > limit:
             done, freed = waiting.popleft()
             ahead -= freed
             yield done
         if size:
-            shard.data.copy_to_host_async()  # type: ignore[union-attr]
-        waiting.append((shard, size))
+            values.copy_to_host_async()
+        waiting.append((values, size))
         ahead += size
-    for shard, _ in waiting:
-        yield shard
+    while waiting:
+        yield waiting.popleft()[0]
 
 
-def _chunks(shard: Shard) -> Iterator[Piece]:
-    """The chunks of `shard` one by one, each in memory of its own."""
-    axes = shard.data.ndim  # a chunk may have one more, the bytes of an element
-    for key, region in shard.plan.chunks:
-        index = region.within(shard.plan.region)[:axes]
-        if shard.is_remote:
+def _chunks(array: ArrayPlan, shard: ShardPlan, data: Array) -> Iterator[Piece]:
+    """The chunks of a shard one by one, each in memory of its own."""
+    for key, region in shard.chunks:
+        index = region.within(shard.region)[: data.ndim]  # without the bytes of an element
+        if array.is_remote:
             # Compiled once for each shape, not for each place.
             start = [s.start for s in index]
-            values = np.asarray(jax.lax.dynamic_slice(shard.data, start, region.shape[:axes]))
+            values = np.asarray(jax.lax.dynamic_slice(data, start, region.shape[: data.ndim]))
         else:
-            values = np.array(np.asarray(shard.data)[index])
-        yield Piece(shard.array, ((key, region),), region, values)
+            values = np.array(np.asarray(data)[index])
+        yield Piece(array, ((key, region),), region, values)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import tensorstore as ts
@@ -51,18 +51,28 @@ def write_all(store: ts.KvStore, items: Iterable[tuple[str, bytes]], buffer_byte
       OSError: when the disk is full or fails.
     """
     committing: ts.Future[None] | None = None
-    transaction, size = ts.Transaction(atomic=True), 0
-    for key, value in items:
-        store.with_transaction(transaction).write(key, value)
-        size += len(value)
-        if size >= buffer_bytes // 2:
-            if committing is not None:
-                _finish(committing)
-            committing = transaction.commit_async()
-            transaction, size = ts.Transaction(atomic=True), 0
+    for batch in _batches(store, items, buffer_bytes // 2):
+        if committing is not None:
+            _finish(committing)
+        committing = batch.commit_async()
     if committing is not None:
         _finish(committing)
-    _finish(transaction.commit_async())
+
+
+def _batches(
+    store: ts.KvStore, items: Iterable[tuple[str, bytes]], limit: int
+) -> Iterator[ts.Transaction]:
+    """Transactions that write `items`, of at least `limit` bytes each but the last."""
+    remaining = iter(items)
+    for key, value in remaining:
+        transaction = ts.Transaction(atomic=True)
+        target = store.with_transaction(transaction)
+        target.write(key, value)
+        size = len(value)
+        while size < limit and (item := next(remaining, None)) is not None:
+            target.write(*item)
+            size += len(item[1])
+        yield transaction
 
 
 def _finish(committing: ts.Future[None]) -> None:
