@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import logging
-import operator
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self
@@ -18,7 +16,6 @@ from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.errors import (
     BackgroundSaveError,
     CheckpointNotFoundError,
-    InvalidStepError,
     ManagerError,
 )
 from flaxckpt.fallback import restore_intact
@@ -30,6 +27,7 @@ from flaxckpt.run import Run
 from flaxckpt.schedule import Every, Pacer
 from flaxckpt.sharding.abstract import abstract_state, initialise
 from flaxckpt.sharding.specs import Rules, Specs
+from flaxckpt.steps import check_step, warn_jumped_over
 from flaxckpt.storage import filesystem
 from flaxckpt.storage.commit import remove_abandoned
 from flaxckpt.tree import nnx_objects
@@ -145,7 +143,9 @@ class CheckpointManager:
         if self._skip_if_busy and self._writer.background.busy:
             logger.warning("step %d is not saved: the save before it is still running", step)
             return False
+        began = self._clock()
         self.wait()
+        self._pacer.lost += self._clock() - began
         damaged = step in self._damaged
         if self._run.described(step) is not None and not damaged:
             logger.warning("step %d of %s exists and is not saved again", step, self.directory)
@@ -187,12 +187,13 @@ class CheckpointManager:
           BackgroundSaveError: when the save before this one failed; this one was not begun.
         """
         self._check_writable()
-        step = check_step(step)
+        step, began = check_step(step), self._clock()
         self._writer.save(step, state, metrics or {}, metadata or {}, overwrite=overwrite)
         self._before_save = self._last_step
         self._note(step)
         if wait:
             self.wait()
+        self._pacer.paid(self._clock() - began)
 
     # Restoring
 
@@ -465,30 +466,3 @@ class CheckpointManager:
         if self._closed or self._read_only:
             state = "closed" if self._closed else "read-only"
             raise ManagerError(f"the manager of {self.directory} is {state}. Open another one.")
-
-
-def check_step(step: Any) -> int:
-    """`step` as an int: Python, numpy and jax integers are accepted.
-
-    Raises:
-      InvalidStepError: for anything else, and for negative numbers.
-    """
-    try:
-        if isinstance(step, bool):
-            raise TypeError
-        number = operator.index(step)
-    except TypeError:
-        raise InvalidStepError(f"a step must be an integer, got {step!r}") from None
-    if number < 0:
-        raise InvalidStepError(f"a step must not be negative, got {number}")
-    return number
-
-
-def warn_jumped_over(pacer: Pacer, step: int) -> None:
-    """Warns when the loop never came by a step at which a save was asked for."""
-    if pacer.last is not None and (missed := pacer.every.jumped_over(step, last=pacer.last)):
-        warnings.warn(
-            f"the loop went from step {pacer.last} to {step} and never came by "
-            f"{', '.join(map(str, missed))}, where a save was asked for; saving {step} instead",
-            stacklevel=3,
-        )

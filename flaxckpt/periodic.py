@@ -9,8 +9,9 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from flaxckpt.manager import CheckpointManager, check_step, warn_jumped_over
+from flaxckpt.manager import CheckpointManager
 from flaxckpt.schedule import Every, Pacer
+from flaxckpt.steps import check_step, warn_jumped_over
 
 if TYPE_CHECKING:
     _Base: Any = object

@@ -82,9 +82,10 @@ class Run:
     def _info(self, step: int, described: CheckpointMetadata, metric: str | None) -> StepInfo:
         """`infos` for one step."""
         value = choose_metric(described.metrics, metric)
-        # A damaged step may be the best or the last good one, for all we know.
-        pinned = self.is_pinned(step) or not described.attempt
-        return StepInfo(step, described.committed_ns / 1e9, value, pinned)
+        # A damaged step may be the best or the last good one, for all we know. Whether the user
+        # pinned a step is looked up when it is to be deleted, not for all steps at each save.
+        damaged = not described.attempt
+        return StepInfo(step, described.committed_ns / 1e9, value, pinned=damaged)
 
     def is_pinned(self, step: int) -> bool:
         """Whether `step` is pinned."""

@@ -8,17 +8,20 @@ from collections.abc import Iterable
 
 @dataclasses.dataclass(frozen=True)
 class Every:
-    """When to save; several conditions are alternatives.
+    """When to save; several conditions are alternatives, of which `max_overhead` is none.
 
     Attributes:
       steps: when a multiple of this lies in the steps since the last decision. Steps may jump.
       secs: when this many seconds have passed since the last save.
       minutes: the same in minutes.
       at: at these steps; one that was jumped over counts at the next call.
+      max_overhead: the share of its time, below 1, that the loop may lose to saves. What it loses
+        is measured, and a save that would make it more is put off until it can be paid for; only
+        those of `at` never are. Without steps or seconds a save is due whenever it can be.
 
     Raises:
-      ValueError: when a number is not positive, a step of `at` is negative, both `secs` and
-        `minutes` are given, or nothing is.
+      ValueError: when a number is not positive, a step of `at` is negative, `max_overhead` is not
+        below 1, both `secs` and `minutes` are given, or nothing is.
 
     Example:
       >>> flaxckpt.Every(steps=100).due(250, last=199, elapsed=0.0)
@@ -29,24 +32,32 @@ class Every:
     secs: float | None = None
     minutes: float | None = None
     at: Iterable[int] = ()
+    max_overhead: float | None = None
 
     def __post_init__(self) -> None:
         """Checks the numbers and sorts `at`."""
-        for field in ("steps", "secs", "minutes"):
+        for field in ("steps", "secs", "minutes", "max_overhead"):
             value = getattr(self, field)
             if value is not None and not value > 0:
                 raise ValueError(f"Every.{field} must be positive, got {value!r}")
+        if self.max_overhead is not None and self.max_overhead >= 1:
+            raise ValueError(f"Every.max_overhead must be below 1, got {self.max_overhead!r}")
         if self.secs is not None and self.minutes is not None:
             raise ValueError("Every takes secs or minutes, not both")
         at = tuple(sorted({int(step) for step in self.at}))
         if at and at[0] < 0:
             raise ValueError(f"Every.at must not be negative, got {at[0]}")
         object.__setattr__(self, "at", at)
-        if not at and all(value is None for value in (self.steps, self.secs, self.minutes)):
-            raise ValueError("Every needs a condition: steps, secs, minutes or at")
+        if not at and not self._has_interval and self.max_overhead is None:
+            raise ValueError("Every needs a condition: steps, secs, minutes, at or max_overhead")
+
+    @property
+    def _has_interval(self) -> bool:
+        """Whether steps or seconds make a save due."""
+        return any(value is not None for value in (self.steps, self.secs, self.minutes))
 
     def due(self, step: int, *, last: int, elapsed: float) -> bool:
-        """Whether `step` is to be saved.
+        """Whether `step` is to be saved, if the loop can afford it.
 
         Args:
           step: the step.
@@ -56,7 +67,22 @@ class Every:
         if step <= last:
             return False
         by_step = self.steps is not None and step // self.steps > last // self.steps
-        return by_step or any(last < s <= step for s in self.at) or self._by_time(elapsed)
+        whenever = not self._has_interval and self.max_overhead is not None
+        return by_step or whenever or self.wants(step, last=last) or self._by_time(elapsed)
+
+    def wants(self, step: int, *, last: int) -> bool:
+        """Whether a step of `at` lies after `last` and up to `step`."""
+        return any(last < s <= step for s in self.at)
+
+    def affords(self, cost: float, *, lost: float, total: float) -> bool:
+        """Whether the loop may lose `cost` seconds more, of `total`, after it has `lost` some.
+
+        Example:
+          >>> every = flaxckpt.Every(max_overhead=0.01)
+          >>> every.affords(0.5, lost=0.5, total=99.0), every.affords(0.5, lost=0.5, total=100.0)
+          (False, True)
+        """
+        return self.max_overhead is None or lost + cost <= self.max_overhead * total
 
     def _by_time(self, elapsed: float) -> bool:
         """Whether enough time has passed: strictly more, as in CLU."""
@@ -76,11 +102,18 @@ class Pacer:
       every: the schedule.
       last: the step of the last decision; `None` before the first.
       since: the time of the last save, or of the first decision, in seconds.
+      begun: the time of the first decision, in seconds.
+      lost: how many seconds the loop lost to saves, and `cost` those to the last one.
+      owed: whether a save that was due has been put off.
     """
 
     every: Every
     last: int | None = None
     since: float | None = None
+    begun: float | None = None
+    lost: float = 0.0
+    cost: float = 0.0
+    owed: bool = False
 
     def decide(self, step: int, now: float) -> bool:
         """Whether `step`, at the time `now`, is due; it counts as decided then.
@@ -89,10 +122,21 @@ class Pacer:
         """
         last = step - 1 if self.last is None else self.last
         self.since = now if self.since is None else self.since
-        due = self.every.due(step, last=last, elapsed=now - self.since)
+        self.begun = now if self.begun is None else self.begun
+        due = self.every.due(step, last=last, elapsed=now - self.since) or (
+            self.owed and step > last
+        )
+        affordable = self.every.affords(self.cost, lost=self.lost, total=now - self.begun)
+        decision = due and (affordable or self.every.wants(step, last=last))
+        self.owed = due and not decision
         self.last = max(step, last)
-        return due
+        return decision
 
     def saved(self, step: int, now: float) -> None:
         """Notes that `step` is saved: there, or restored from there, since the time `now`."""
-        self.last, self.since = step, now
+        self.last, self.since, self.owed = step, now, False
+
+    def paid(self, cost: float) -> None:
+        """Notes that the loop lost `cost` seconds to a save."""
+        self.cost = cost
+        self.lost += cost

@@ -118,7 +118,7 @@ def test_jumped_over_are_the_steps_between(at, step, last):
     assert Every(steps=1, at=at).jumped_over(step, last=last) == between
 
 
-@pytest.mark.parametrize("field", ["steps", "secs", "minutes"])
+@pytest.mark.parametrize("field", ["steps", "secs", "minutes", "max_overhead"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_number_that_is_not_positive_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"Every\.{field} must be positive"):
@@ -144,3 +144,60 @@ def test_a_schedule_is_immutable_and_hashable():
     assert hash(every) == hash(Every(steps=1))
     with pytest.raises(dataclasses.FrozenInstanceError):
         every.steps = 2
+
+
+@settings(max_examples=200)
+@given(
+    st.sampled_from((0.01, 0.1, 0.5)),
+    st.floats(0.01, 9),
+    st.lists(st.floats(0.001, 5), min_size=1, max_size=60),
+    st.none() | st.integers(1, 7),
+)
+def test_the_loop_never_loses_more_than_its_share_to_saves(share, cost, train, steps):
+    pacer, now, lost = Pacer(Every(steps=steps, max_overhead=share)), 0.0, 0.0
+    for step, seconds in enumerate(train):
+        first = pacer.cost == 0
+        if pacer.decide(step, now):
+            # What the first save costs is not known before.
+            assert first or lost + cost <= share * now * (1 + 1e-9)
+            now, lost = now + cost, lost + cost
+            pacer.saved(step, now)
+            pacer.paid(cost)
+        now += seconds
+
+
+def test_without_other_conditions_a_save_is_made_as_soon_as_it_can_be_paid_for():
+    pacer, saved = Pacer(Every(max_overhead=0.1)), []
+    for step in range(60):
+        if pacer.decide(step, float(step)):
+            saved.append(step)
+            pacer.saved(step, float(step))
+            pacer.paid(1.0)
+    assert saved == [0, 20, 30, 40, 50]
+
+
+def test_a_save_that_was_put_off_is_made_up_for():
+    pacer = Pacer(Every(steps=10, max_overhead=0.1))
+    assert pacer.decide(0, 0.0)
+    pacer.saved(0, 0.0)
+    pacer.paid(1.0)
+    due = [step for step in range(1, 30) if pacer.decide(step, step * 1.5)]
+    assert due[0] == 14  # 21 seconds: the first that pays for two saves
+
+
+def test_a_step_of_at_is_saved_whatever_it_costs():
+    pacer = Pacer(Every(at=[3], max_overhead=0.01))
+    pacer.paid(100.0)
+    assert [pacer.decide(step, float(step)) for step in range(5)] == [
+        False,
+        False,
+        False,
+        True,
+        False,
+    ]
+
+
+@pytest.mark.parametrize("share", [1, 1.5])
+def test_a_share_must_be_below_one(share):
+    with pytest.raises(ValueError, match=r"Every\.max_overhead must be below 1"):
+        Every(max_overhead=share)
