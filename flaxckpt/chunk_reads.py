@@ -18,11 +18,32 @@ Parts = Mapping[Region, np.ndarray]
 
 
 class ArrayRead(NamedTuple):
-    """The regions that are wanted of one array, for the leaf `name`."""
+    """What is wanted of one array.
+
+    Attributes:
+      name: the leaf.
+      array: where it lies.
+      regions: of it.
+      dtype: what its elements become as they are read; what the array has, if it is not given.
+    """
 
     name: str
     array: StoredArray
     regions: Sequence[Region]
+    dtype: np.dtype | None = None
+
+    @property
+    def memory_dtype(self) -> np.dtype:
+        """The dtype of the memory that they are read into."""
+        storage = storage_of(self.array.dtype)
+        # What is stored as bytes must be whole before it can become anything else.
+        return self.dtype if self.dtype is not None and storage.is_native else storage.dtype
+
+    def from_memory(self, memory: np.ndarray) -> np.ndarray:
+        """The elements, once all of them were read into `memory`."""
+        if memory.dtype == self.dtype:
+            return memory
+        return from_stored(memory, self.array.dtype)
 
 
 class ChunkRead(Protocol):
@@ -75,12 +96,11 @@ def plan(read: ArrayRead, *, keep: bool) -> Plan:
 class _OneChunk:
     """An array that is one chunk and wanted whole. Most are, and there may be very many."""
 
-    __slots__ = ("_dtype", "_memory", "_region", "key", "name", "nbytes", "shape", "storage")
+    __slots__ = ("_memory", "_read", "key", "name", "nbytes", "shape", "storage")
 
     def __init__(self, read: ArrayRead):
-        self.name, self._dtype = read.name, read.array.dtype
-        (self._region,) = read.regions
-        self.storage = storage_of(self._dtype)
+        self._read, self.name = read, read.name
+        self.storage = storage_of(read.array.dtype)
         self.shape = zarr3.stored_shape(read.array.shape, self.storage)
         self.key = zarr3.chunk_key(read.array.store, (0,) * len(self.shape))
         self.nbytes = math.prod(self.shape) * self.storage.dtype.itemsize
@@ -91,19 +111,21 @@ class _OneChunk:
         """The one."""
         return (self,)
 
-    def memory(self) -> np.ndarray:
-        """All of the array."""
+    def memory(self) -> np.ndarray | None:
+        """All of the array, unless its elements become something else."""
+        if self._read.memory_dtype != self.storage.dtype:
+            return None
         self._memory = empty(self.shape, self.storage.dtype)
         return self._memory
 
     def distribute(self, elements: np.ndarray) -> None:
         """Keeps a copy of `elements`."""
-        self._memory = elements.copy()
+        self._memory = elements.astype(self._read.memory_dtype)
 
     def parts(self) -> Parts:
         """The array."""
         assert self._memory is not None, "its chunk was read"
-        return {self._region: from_stored(self._memory, self._dtype)}
+        return {self._read.regions[0]: self._read.from_memory(self._memory)}
 
 
 class _Use(NamedTuple):
@@ -130,7 +152,8 @@ class _Chunk(NamedTuple):
         starts = [s.start for s in within if s is not ...]
         inner = next((i for i, n in enumerate(self.shape) if n != 1), 0) + 1
         in_order = not any(starts) and memory.shape[inner:] == self.shape[inner:]
-        return memory if in_order and memory.flags.c_contiguous else None
+        same = memory.dtype == self.storage.dtype
+        return memory if in_order and same and memory.flags.c_contiguous else None
 
     def distribute(self, elements: np.ndarray) -> None:
         """Copies the parts to where they go."""
@@ -142,12 +165,13 @@ class _Regions:
     """Some regions of an array, each in memory of its own."""
 
     def __init__(self, read: ArrayRead, *, keep: bool):
-        self._array, storage = read.array, storage_of(read.array.dtype)
+        self._read, storage = read, storage_of(read.array.dtype)
         stored = {region: zarr3.stored_region(region, storage) for region in read.regions}
         self.nbytes = sum(math.prod(s.shape) for s in stored.values()) * storage.dtype.itemsize
         self._memory: dict[Region, np.ndarray] = {}
         if keep:
-            self._memory = {region: empty(s.shape, storage.dtype) for region, s in stored.items()}
+            dtype = read.memory_dtype
+            self._memory = {region: empty(s.shape, dtype) for region, s in stored.items()}
         chunk = zarr3.stored_shape(read.array.chunks, storage)
         self.chunks: Sequence[ChunkRead] = [
             _Chunk(read.name, zarr3.chunk_key(read.array.store, grid), chunk, storage, uses)
@@ -167,4 +191,4 @@ class _Regions:
 
     def parts(self) -> Parts:
         """The regions."""
-        return {r: from_stored(m, self._array.dtype) for r, m in self._memory.items()}
+        return {r: self._read.from_memory(m) for r, m in self._memory.items()}

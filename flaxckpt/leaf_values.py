@@ -13,11 +13,11 @@ from flaxckpt.chunk_reads import ArrayRead, Parts
 from flaxckpt.errors import Mismatch
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.record import DEVICE_KINDS, SCALAR_KINDS, StoredArray
+from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
 from flaxckpt.options import Options
 from flaxckpt.reading import read_arrays
 from flaxckpt.restore_plan import LeafPlan, raise_any
-from flaxckpt.sharding.chunks import whole
+from flaxckpt.sharding.chunks import Region, whole
 
 
 def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
@@ -59,10 +59,13 @@ def _batches(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], ahead: int) -> 
 
 def _array_read(leaf: LeafPlan, array: StoredArray) -> ArrayRead:
     """What has to be read for a leaf that has an array."""
-    if leaf.wanted.kind not in DEVICE_KINDS:
-        return ArrayRead(leaf.record.name, array, [whole(array.shape)])
-    regions = placement.regions_of(leaf.where, array.shape, array.nbytes)
-    return ArrayRead(leaf.record.name, array, regions)
+    regions: Sequence[Region] = [whole(array.shape)]
+    if leaf.wanted.kind in DEVICE_KINDS:
+        regions = placement.regions_of(leaf.where, array.shape, array.nbytes)
+    # A number is checked against the range of its new dtype first.
+    is_cast = leaf.record.spec.kind in ARRAY_KINDS and leaf.wanted.kind in ARRAY_KINDS
+    dtype = parse_dtype(leaf.wanted.dtype) if is_cast else None
+    return ArrayRead(leaf.record.name, array, regions, dtype)
 
 
 def _checked(leaf: LeafPlan, parts: Parts | None) -> Parts | None:

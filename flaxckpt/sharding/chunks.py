@@ -15,6 +15,8 @@ Shape = tuple[int, ...]
 
 # How many times as many parts as needed an axis may be cut into before another one is tried.
 MAX_EXCESS = 4
+# The share of an axis that the last chunk may have too much, which is zeros on the disk.
+MAX_PADDING = 1 / 16
 
 
 class Region(NamedTuple):
@@ -41,10 +43,11 @@ def whole(shape: Shape) -> Region:
 
 
 def chunk_shape(shape: Shape, shard: Shape, itemsize: int, chunk_bytes: int) -> Shape:
-    """The chunks of an array: its shards, cut along their largest axis until they are small enough.
+    """The chunks of an array: its shards, cut along their first axes until they are small enough.
 
-    An axis that is sharded is cut into equal parts, so that chunks stay within shards; one that is
-    not may leave a smaller chunk at its end.
+    A chunk is then one piece of a shard in memory, as it is on disk. An axis that is sharded is
+    cut into equal parts, so that chunks stay within shards; one that is not may leave a slightly
+    smaller chunk at its end.
 
     Args:
       shape: of the array.
@@ -54,26 +57,27 @@ def chunk_shape(shape: Shape, shard: Shape, itemsize: int, chunk_bytes: int) -> 
 
     Example:
       >>> chunk_shape((1024, 1024), (256, 1024), 4, 512 * 1024)
-      (256, 512)
+      (128, 1024)
     """
     chunk = [max(1, n) for n in shard]
     while (size := math.prod(chunk) * itemsize) > chunk_bytes and max(chunk, default=1) > 1:
         parts = math.ceil(size / chunk_bytes)
         sharded = [n != whole for n, whole in zip(shard, shape, strict=True)]
         cuts = [_cut(n, min(parts, n), equal=s) for n, s in zip(chunk, sharded, strict=True)]
-        largest_first = sorted(range(len(chunk)), key=lambda axis: -chunk[axis])
         # A sharded axis of prime length could only be cut into single elements.
-        well = [a for a in largest_first if 1 < chunk[a] <= MAX_EXCESS * cuts[a] * parts]
-        axis = (well or largest_first)[0]
+        long = [axis for axis, length in enumerate(chunk) if length > 1]
+        well = [axis for axis in long if chunk[axis] <= MAX_EXCESS * cuts[axis] * parts]
+        axis = well[0] if well else max(long, key=lambda axis: chunk[axis])
         chunk[axis] = cuts[axis]
     return tuple(chunk)
 
 
 def _cut(length: int, parts: int, *, equal: bool) -> int:
-    """The length of one of at least `parts` parts of `length`."""
-    if equal:
-        parts = next(p for p in range(parts, length + 1) if length % p == 0)
-    return math.ceil(length / parts)
+    """The length of one of at least `parts` parts of `length`, which is at least `parts`."""
+    size = math.ceil(length / parts)
+    if equal or -length % size > MAX_PADDING * length:
+        size = length // next(p for p in range(parts, length + 1) if length % p == 0)
+    return size
 
 
 def chunks_of(region: Region, chunk: Shape) -> Iterator[tuple[Shape, Region]]:

@@ -76,11 +76,22 @@ def test_a_shard_that_is_small_enough_is_one_chunk(case):
         ((1000,), (1000,), 400, (100,)),
         ((1001,), (1001,), 400, (91,)),
         ((14,), (7,), 16, (1,)),  # equal parts of 7 are 7 or 1
-        ((8, 1000), (4, 1000), 4000, (4, 250)),
+        ((8, 1000), (4, 1000), 4000, (1, 1000)),
+        ((8, 1000), (4, 1000), 400, (1, 100)),
+        ((1000, 10), (1000, 10), 4000, (100, 10)),
+        ((14, 1000), (7, 1000), 14000, (7, 500)),  # 7 is cut into 7 or not, and 2 are wanted
+        ((3, 100), (3, 100), 800, (1, 100)),  # two of three would be padded with one
     ],
 )
 def test_an_array_is_cut_like_this(shape, shard, chunk_bytes, chunk):
     assert chunk_shape(shape, shard, 4, chunk_bytes) == chunk
+
+
+@given(_sharded())
+def test_little_of_the_last_chunk_is_padding(case):
+    shape, shard, _, _ = case
+    for n, s, c in zip(shape, shard, chunk_shape(*case), strict=True):
+        assert s == 0 or -n % c <= n / 16
 
 
 @given(_region_and_chunk())
