@@ -79,7 +79,7 @@ def test_a_shard_that_is_small_enough_is_one_chunk(case):
         ((8, 1000), (4, 1000), 4000, (1, 1000)),
         ((8, 1000), (4, 1000), 400, (1, 100)),
         ((1000, 10), (1000, 10), 4000, (100, 10)),
-        ((14, 1000), (7, 1000), 14000, (7, 500)),  # 7 is cut into 7 or not, and 2 are wanted
+        ((22, 1000), (11, 1000), 22000, (11, 500)),  # 2 are wanted; 11 would become 11
         ((3, 100), (3, 100), 800, (1, 100)),  # two of three would be padded with one
     ],
 )
