@@ -2,6 +2,7 @@
 
     python -m benchmarks [--quick] [--parts states,growth] [--states S,K] [--layouts single]
 
+A run of some parts or states replaces only those in the files.
 It saves to the directory of temporary files: set TMPDIR to a disk with 30 GB free.
 """
 

@@ -61,7 +61,7 @@ def open_run(side: str, directory: str) -> Side:
 def save(side: str, state: str, layout: str, quick: bool, directory: str) -> int:
     """The growth of a save in the background, in bytes."""
     run = open_run(side, directory)
-    tree = states.fill(layouts.target(states.abstract(state, quick=quick), layout))
+    tree = states.fill(layouts.target(states.abstract(state, quick=quick, layout=layout), layout))
 
     def commit() -> None:
         run.save(1, tree)
@@ -73,13 +73,13 @@ def save(side: str, state: str, layout: str, quick: bool, directory: str) -> int
 def restore(side: str, state: str, layout: str, quick: bool, directory: str) -> int:
     """The growth of a restore of what `save` left, in bytes."""
     run = open_run(side, directory)
-    target = layouts.target(states.abstract(state, quick=quick), layout)
+    target = layouts.target(states.abstract(state, quick=quick, layout=layout), layout)
     return growth(lambda: jax.block_until_ready(run.restore(1, target)))
 
 
 def measure(side: str, state: str, layout: str, quick: bool) -> dict[str, float]:
     """The growth of a save and of a restore, in states."""
-    size = states.nbytes(states.abstract(state, quick=quick))
+    size = states.nbytes(states.abstract(state, quick=quick, layout=layout))
     devices = layouts.DEVICES[layout]
     with tempfile.TemporaryDirectory() as directory:
         arguments = side, state, layout, quick, directory

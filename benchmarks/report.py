@@ -43,8 +43,19 @@ def markdown(results: dict[str, Any]) -> str:
     return "\n".join([head, "\n\n".join(t.markdown() for t in all_tables(results)), ""])
 
 
+def merged(results: dict[str, Any]) -> dict[str, Any]:
+    """`results` and what earlier runs, perhaps of other parts, have in results.json."""
+    file = FOLDER / "results.json"
+    earlier = json.loads(file.read_text()) if file.exists() else {}
+    found = {**earlier, **results}
+    for part in ("states", "costs", "growth"):
+        found[part] = {**earlier.get(part, {}), **results.get(part, {})}
+    return found
+
+
 def write(results: dict[str, Any]) -> None:
     """Writes RESULTS.md, results.svg and results.json."""
+    results = merged(results)
     (FOLDER / "results.json").write_text(json.dumps(results, indent=1) + "\n")
     (FOLDER / "RESULTS.md").write_text(markdown(results))
     plot.draw(all_tables(results), FOLDER / "results.svg")

@@ -78,7 +78,7 @@ class Bench:
 
     def __init__(self, state: str, layout: str, quick: bool, directory: Path):
         """Makes the state, and opens the runs below `directory`."""
-        abstract = states.abstract(state, quick=quick)
+        abstract = states.abstract(state, quick=quick, layout=layout)
         self.state, self.directory = state, directory
         self.leaves, self.nbytes = len(jax.tree.leaves(abstract)), states.nbytes(abstract)
         self.targets = targets(abstract, layout)

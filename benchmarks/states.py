@@ -64,11 +64,14 @@ def mixed(model: Transformer) -> TrainState:
     return state.replace(params=jax.tree.map(lambda x: x.astype(jnp.bfloat16), state.params))
 
 
-def abstract(name: str, *, quick: bool) -> Any:
-    """The shapes and dtypes of a state; no array is made."""
+def abstract(name: str, *, quick: bool, layout: str = "single") -> Any:
+    """The shapes and dtypes of a state; no array is made.
+
+    Of K, only a fifth is sharded: Orbax takes minutes for each save of 10,000 sharded leaves.
+    """
     builders: dict[str, Callable[[], Any]] = {
         "S": cnn,
-        "K": functools.partial(many, 1 if quick else 100),
+        "K": functools.partial(many, 1 if quick else 100 if layout == "single" else 20),
         "M": functools.partial(transformer.create, transformer.SMALL if quick else Transformer()),
         "L": functools.partial(large, 192 if quick else 16384),
         "B": functools.partial(mixed, transformer.SMALL if quick else Transformer(layers=4)),
