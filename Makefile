@@ -15,7 +15,8 @@ demo: $(VENV)/ready
 	$(BIN)/python examples/demo.py
 
 bench: $(VENV)/ready
-	$(BIN)/python -m benchmarks.small
+	$(BIN)/pip install --quiet --editable '.[bench]'
+	$(BIN)/python -m benchmarks
 
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)

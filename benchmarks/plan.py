@@ -17,6 +17,7 @@ from benchmarks import (
     peak,
     process,
     rounds,
+    snapshot_cost,
     train_loop,
 )
 from benchmarks.sides import SIDES
@@ -107,12 +108,19 @@ def measure_growth(plan: Plan, results: Results) -> Iterator[None]:
         yield
 
 
+def measure_snapshot(plan: Plan, results: Results) -> Iterator[None]:
+    """Views and copies of what a loop donates."""
+    results["snapshot"] = process.call(snapshot_cost.measure, plan.rounds, plan.quick)
+    yield
+
+
 PARTS: dict[str, Callable[[Plan, Results], Iterator[None]]] = {
     "states": measure_states,
     "fresh": measure_fresh,
     "long_run": measure_long_run,
     "train_loop": measure_train_loop,
     "costs": measure_costs,
+    "snapshot": measure_snapshot,
     "growth": measure_growth,
 }
 
