@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from flaxckpt import placement
+from flaxckpt.assembly import assemble, is_too_large
 from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead, Parts
 from flaxckpt.errors import Mismatch
@@ -27,10 +28,11 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
       CorruptCheckpointError: when bytes are missing or do not match their checksum.
       StructureMismatchError: when a Python number does not fit the dtype that the target wants.
     """
+    large = [i for i, leaf in enumerate(leaves) if is_too_large(leaf, options.max_host_bytes)]
     values: dict[int, Any] = {}
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
-    for batch in _batches(checkpoint, leaves, options.buffer_bytes):
+    for batch in _batches(checkpoint, leaves, set(large), options.buffer_bytes):
         fitting = []
         for i, parts in batch:
             try:
@@ -39,6 +41,9 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
                 mismatches[i] = _out_of_range(leaves[i], error)
         placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
         values.update(zip((i for i, _ in fitting), placed, strict=True))
+    for i in large:
+        array = assemble(checkpoint, leaves[i], options.buffer_bytes)
+        values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
     ordered = [mismatches[i] for i in sorted(mismatches)]
     raise_any(checkpoint, ordered, len(leaves), "Give the target a wider dtype.")
     return [values[i] for i in range(len(leaves))]
@@ -47,10 +52,16 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
 Batch = list[tuple[int, Parts | None]]
 
 
-def _batches(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], ahead: int) -> Iterator[Batch]:
+def _batches(
+    checkpoint: Checkpoint, leaves: Sequence[LeafPlan], large: set[int], ahead: int
+) -> Iterator[Batch]:
     """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
     yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
-    stored = [(i, leaf.record.array) for i, leaf in enumerate(leaves) if leaf.record.array]
+    stored = [
+        (i, leaf.record.array)
+        for i, leaf in enumerate(leaves)
+        if leaf.record.array and i not in large
+    ]
     reads = [_array_read(leaves[i], array) for i, array in stored]
     positions = (i for i, _ in stored)
     for group in read_arrays(checkpoint, reads, ahead):

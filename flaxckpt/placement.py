@@ -47,8 +47,15 @@ def regions_of(where: Sharding | None, shape: tuple[int, ...], nbytes: int) -> S
         return [whole(shape)]
     if nbytes <= SMALL_BYTES and where.is_fully_addressable:
         return [whole(shape)]
-    indices = where.addressable_devices_indices_map(shape).values()
-    return list(dict.fromkeys(region_of(index, shape) for index in indices if index is not None))
+    return list(dict.fromkeys(region_by_device(where, shape).values()))
+
+
+def region_by_device(where: Sharding | None, shape: tuple[int, ...]) -> dict[Any, Region]:
+    """What each device of this process holds of an array; `None` is the default device."""
+    if where is None:
+        return {None: whole(shape)}
+    indices = where.addressable_devices_indices_map(shape)
+    return {device: region_of(index or (), shape) for device, index in indices.items()}
 
 
 def to_host(parts: Parts, target: LeafSpec) -> np.ndarray:
