@@ -63,6 +63,19 @@ def snapshots(found: dict[str, list[float]]) -> Table:
     return Table("Snapshots on the CPU", rows, note, sides=("alone", "a step"))
 
 
+def profile(found: dict[str, dict[str, dict[str, float]]]) -> Table:
+    """Stages."""
+    rows = [
+        Row(f"{state}, {what}: {stage}, ms", seconds * 1e3, stages["all"] * 1e3)
+        for state, by in found.items()
+        for what, stages in by.items()
+        for stage, seconds in stages.items()
+        if stage != "all"
+    ]
+    note = "Each stage has those below it with a dash in it; threads run side by side."
+    return Table("Where the time goes", rows, note, sides=("stage", "all"))
+
+
 def growing(found: dict[str, Times]) -> Table:
     """Times a leaf."""
     fewest = min(found, key=int)
@@ -106,6 +119,7 @@ def tables(results: dict[str, Any]) -> list[Table]:
         "train_loop": training,
         "costs": costs,
         "snapshot": snapshots,
+        "stages": profile,
         "growth": growing,
     }
     return [make(results[part]) for part, make in makers.items() if part in results]

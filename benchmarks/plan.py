@@ -18,6 +18,7 @@ from benchmarks import (
     process,
     rounds,
     snapshot_cost,
+    stages,
     train_loop,
 )
 from benchmarks.sides import SIDES
@@ -114,6 +115,14 @@ def measure_snapshot(plan: Plan, results: Results) -> Iterator[None]:
     yield
 
 
+def measure_stages(plan: Plan, results: Results) -> Iterator[None]:
+    """Where the time goes."""
+    found = results["stages"] = {}
+    for state in few(plan, stages.STATES):
+        found[state] = process.call(stages.measure, state, plan.rounds, plan.quick)
+        yield
+
+
 PARTS: dict[str, Callable[[Plan, Results], Iterator[None]]] = {
     "states": measure_states,
     "fresh": measure_fresh,
@@ -121,6 +130,7 @@ PARTS: dict[str, Callable[[Plan, Results], Iterator[None]]] = {
     "train_loop": measure_train_loop,
     "costs": measure_costs,
     "snapshot": measure_snapshot,
+    "stages": measure_stages,
     "growth": measure_growth,
 }
 

@@ -48,7 +48,7 @@ def merged(results: dict[str, Any]) -> dict[str, Any]:
     file = FOLDER / "results.json"
     earlier = json.loads(file.read_text()) if file.exists() else {}
     found = {**earlier, **results}
-    for part in ("states", "costs", "growth"):
+    for part in ("states", "costs", "growth", "stages"):
         found[part] = {**earlier.get(part, {}), **results.get(part, {})}
     return found
 

@@ -1,0 +1,96 @@
+"""Where the time of a save and of a restore goes, function by function.
+
+A function's time has that of those it calls in it. Threads run side by side, so times may add up
+to more than the whole.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import os
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any
+from unittest import mock
+
+from benchmarks import layouts, states
+from benchmarks.sides import FlaxckptSide
+from benchmarks.timing import restore_seconds, save_seconds
+
+STATES = ("S", "K", "L")
+SAVE = {
+    "take the state apart": "flaxckpt.writer.take_apart",
+    "hold its values": "flaxckpt.writer.hold",
+    "write the values": "flaxckpt.storage.tensorstore_io.write_all",
+    "- encode chunks": "flaxckpt.storage.zarr3.encode_chunk",
+    "- wait for TensorStore": "flaxckpt.storage.tensorstore_io._finish",
+    "write the metadata": "flaxckpt.storage.filesystem.write_file",
+    "fsync the directories": "flaxckpt.storage.filesystem.fsync_path",
+}
+RESTORE = {
+    "open": "flaxckpt.fallback.open_checkpoint",
+    "match with the target": "flaxckpt.restore.with_target",
+    "read the leaves": "flaxckpt.restore.read_leaves",
+    "- list the index": "flaxckpt.reading.read_index",
+    "- read, check": "flaxckpt.reading.finish_span",
+    "- put on the device": "flaxckpt.placement.to_devices",
+}
+Seconds = dict[str, float]
+
+
+@contextlib.contextmanager
+def timed(names: dict[str, str]) -> Iterator[Seconds]:
+    """The seconds that each of the functions `names` takes during the block, by stage."""
+    found: Seconds = defaultdict(float)
+
+    def wrap(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                found[stage] += time.perf_counter() - start
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for stage, name in names.items():
+            module, _, attribute = name.rpartition(".")
+            owner = importlib.import_module(module)
+            timing = wrap(stage, getattr(owner, attribute))
+            stack.enter_context(mock.patch.object(owner, attribute, timing))
+        yield found
+
+
+def measure(state: str, rounds: int, quick: bool) -> dict[str, Seconds]:
+    """The medians of every stage of a save and of a restore."""
+    target = layouts.target(states.abstract(state, quick=quick), "single")
+    tree = states.fill(target)
+    found: dict[str, dict[str, list[float]]] = {
+        "save": defaultdict(list),
+        "restore": defaultdict(list),
+    }
+    with tempfile.TemporaryDirectory() as directory:
+        run = FlaxckptSide(Path(directory))
+        for step in range(rounds + 2):
+            tree = tree if state == "L" else states.advance(tree)
+            os.sync()
+            with timed(SAVE) as stages:
+                stages["all"] = save_seconds(run, step, tree)[1]
+            note(found["save"], SAVE, stages)
+            with timed(RESTORE) as stages:
+                stages["all"] = restore_seconds(run, step, target)
+            note(found["restore"], RESTORE, stages)
+            run.delete(step)
+    return {what: {s: median(t[2:]) for s, t in by.items()} for what, by in found.items()}
+
+
+def note(found: dict[str, list[float]], names: dict[str, str], stages: Seconds) -> None:
+    """Appends the seconds of one round."""
+    for stage in ("all", *names):
+        found[stage].append(stages[stage])
