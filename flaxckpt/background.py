@@ -5,13 +5,24 @@ from __future__ import annotations
 import atexit
 import functools
 import logging
+import queue
 import threading
 import traceback
+import weakref
 from collections.abc import Callable
 
 from flaxckpt.errors import BackgroundSaveError, SaveTimeoutError
 
 logger = logging.getLogger("flaxckpt")
+
+
+class _Task:
+    """Something to do, called `name` in errors, and whether it is done."""
+
+    def __init__(self, name: str, run: Callable[[], None]):
+        """Not done yet."""
+        self.name, self.run = name, run
+        self.done = threading.Event()
 
 
 class Background:
@@ -23,7 +34,8 @@ class Background:
     def __init__(self, timeout_secs: float) -> None:
         """Nothing runs; what will is waited for so long."""
         self._timeout_secs = timeout_secs
-        self._thread: threading.Thread | None = None
+        self._tasks: queue.SimpleQueue[_Task | None] | None = None
+        self._task: _Task | None = None
         self._at_exit: Callable[[], None] | None = None
         self._failure: tuple[str, BaseException] | None = None
         self.last_error: BaseException | None = None
@@ -31,17 +43,29 @@ class Background:
     @property
     def busy(self) -> bool:
         """Whether a task is running."""
-        return self._thread is not None and self._thread.is_alive()
+        return self._task is not None and not self._task.done.is_set()
 
     def start(self, name: str, task: Callable[[], None]) -> None:
         """Runs `task`, called `name` in errors; the one before it has ended and was raised."""
-        # A daemon, because Python would wait for any other thread without a bound; and a thread
-        # of its own, because Python's pools take no work once the interpreter is ending.
-        thread = threading.Thread(target=self._run, args=(name, task), name=name, daemon=True)
-        self._thread = thread
-        self._at_exit = functools.partial(_finish, thread, self._timeout_secs)
+        self._task = _Task(name, functools.partial(self._run, name, task))
+        self._at_exit = functools.partial(_finish, self._task, self._timeout_secs)
         atexit.register(self._at_exit)
-        thread.start()
+        self._queue().put(self._task)
+
+    def _queue(self) -> queue.SimpleQueue[_Task | None]:
+        """What the thread takes its tasks from; the thread ends when this object is gone.
+
+        It is one thread for all tasks: the C library gives each new one a heap of its own, and
+        the chunks of every save would lie in another.
+        """
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
+            weakref.finalize(self, self._tasks.put, None)
+            # A daemon, because Python would wait for any other thread without a bound; and no
+            # pool of Python's, because those take no work once the interpreter is ending.
+            serve = functools.partial(_serve, self._tasks)
+            threading.Thread(target=serve, name="flaxckpt-save", daemon=True).start()
+        return self._tasks
 
     def _run(self, name: str, task: Callable[[], None]) -> None:
         """Runs `task` and keeps what it raises; nobody is there to catch it."""
@@ -60,15 +84,14 @@ class Background:
         Raises:
           SaveTimeoutError: when it takes too long.
         """
-        if self._thread is None:
+        if self._task is None:
             return
-        self._thread.join(min(self._timeout_secs, threading.TIMEOUT_MAX))
-        if self._thread.is_alive():
+        if not self._task.done.wait(min(self._timeout_secs, threading.TIMEOUT_MAX)):
             raise SaveTimeoutError(
-                f"{self._thread.name} did not end within {self._timeout_secs:g} s. It goes on; "
+                f"{self._task.name} did not end within {self._timeout_secs:g} s. It goes on; "
                 "wait again, or give Options(timeout_secs=...) more."
             )
-        self._thread = None
+        self._task = None
         if self._at_exit is not None:
             atexit.unregister(self._at_exit)
 
@@ -94,11 +117,21 @@ def _forget_frames(error: BaseException | None) -> None:
         error = error.__cause__ or error.__context__
 
 
-def _finish(thread: threading.Thread, timeout_secs: float) -> None:
-    """Waits for `thread` while the interpreter ends, and says so."""
-    if not thread.is_alive():
+def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    """Runs one task after the other until there is a `None`; keeps nothing of what is done."""
+    while (task := tasks.get()) is not None:
+        run, done = task.run, task.done
+        del task.run, task
+        run()
+        del run
+        done.set()
+        del done
+
+
+def _finish(task: _Task, timeout_secs: float) -> None:
+    """Waits for `task` while the interpreter ends, and says so."""
+    if task.done.is_set():
         return
-    logger.warning("%s: the script ends, waiting for it at most %g s", thread.name, timeout_secs)
-    thread.join(min(timeout_secs, threading.TIMEOUT_MAX))
-    if thread.is_alive():
-        logger.error("%s did not end within %g s and is given up", thread.name, timeout_secs)
+    logger.warning("%s: the script ends, waiting for it at most %g s", task.name, timeout_secs)
+    if not task.done.wait(min(timeout_secs, threading.TIMEOUT_MAX)):
+        logger.error("%s did not end within %g s and is given up", task.name, timeout_secs)

@@ -120,7 +120,8 @@ class _OneChunk:
 
     def distribute(self, elements: np.ndarray) -> None:
         """Keeps a copy of `elements`."""
-        self._memory = elements.astype(self._read.memory_dtype)
+        self._memory = empty(self.shape, self._read.memory_dtype)
+        self._memory[...] = elements
 
     def parts(self) -> Parts:
         """The array."""

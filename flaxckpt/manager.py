@@ -108,7 +108,7 @@ class CheckpointManager:
         if not read_only:
             filesystem.make_directory(self.directory, fsync=options.fsync)
             filesystem.check_writable(self.directory)
-            for path in remove_abandoned(self.directory):
+            for path in remove_abandoned(self.directory, claims=not options.atomic_rename):
                 logger.info("removed %s, left by a save that never ended", path)
 
     # Saving

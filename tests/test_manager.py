@@ -164,7 +164,7 @@ def test_a_background_error_is_raised_by_the_next_call(run):
     ckpt.save(0, STATE, wait=True)
     shutil.rmtree(run)
     ckpt.save(1, STATE)
-    ckpt._writer.background._thread.join()
+    ckpt._writer.background._task.done.wait()
     with pytest.raises(errors.BackgroundSaveError, match="saving step 1") as raised:
         ckpt(2, STATE)
     assert isinstance(raised.value.__cause__, FileNotFoundError)
@@ -231,7 +231,7 @@ def test_the_timeout_is_an_error_and_the_save_goes_on(run):
         ckpt.save(0, STATE)
         with pytest.raises(errors.SaveTimeoutError, match="did not end within 0.05 s. It goes on"):
             ckpt.wait()
-    ckpt._writer.background._thread.join(60)
+    ckpt._writer.background._task.done.wait(60)
     assert ckpt.steps() == [0]
 
 
@@ -267,27 +267,33 @@ def test_after_a_failed_save_the_loop_may_save_the_step_again(run):
     assert ckpt.steps() == [1, 5]
 
 
-def test_a_failed_save_does_not_keep_the_state(run):
+@pytest.mark.parametrize(
+    "options",
+    [flaxckpt.Options(), flaxckpt.Options(chunk_bytes=32, max_host_bytes=512)],
+    ids=["at once", "in rounds"],
+)
+def test_a_failed_save_does_not_keep_the_state(options, run, monkeypatch):
     import gc
     import weakref
 
-    state = {"w": np.arange(4.0)}
-    ckpt = flaxckpt.CheckpointManager(run)
-    shutil.rmtree(run)
-    taken = []
-    from flaxckpt import writer
+    from flaxckpt import snapshot
 
-    real = writer.take
-    writer.take = lambda *args: taken.append(real(*args)) or taken[-1]
-    try:
-        ckpt.save(1, state)
-    finally:
-        writer.take = real
-    snapshot = weakref.ref(taken.pop())
+    taken = []
+
+    def noting(data, real=snapshot._safe):
+        copy = real(data)
+        taken.append(weakref.ref(copy))
+        return copy
+
+    monkeypatch.setattr(snapshot, "_safe", noting)
+    ckpt = flaxckpt.CheckpointManager(run, options=options)
+    shutil.rmtree(run)
     with pytest.raises(errors.BackgroundSaveError):
+        ckpt.save(1, {str(i): np.arange(4.0) for i in range(9)})
         ckpt.wait()
     gc.collect()
-    assert snapshot() is None
+    assert taken
+    assert [copy() for copy in taken if copy() is not None] == []
     assert isinstance(ckpt.last_error, FileNotFoundError)
 
 

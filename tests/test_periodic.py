@@ -106,7 +106,7 @@ def test_a_background_error_is_raised_by_the_next_call_even_when_none_is_due(ckp
 
     shutil.rmtree(ckpt.directory)
     assert hook(0, state=STATE)
-    ckpt._writer.background._thread.join()
+    ckpt._writer.background._task.done.wait()
     with pytest.raises(BackgroundSaveError):
         hook(1, state=STATE)
     ckpt.directory.mkdir()

@@ -44,17 +44,17 @@ def read_json_file(path: Path) -> bytes:
             f"{path} cannot be read: {error}. Restore another step."
         ) from None
     try:
-        if not stat.S_ISREG(os.fstat(fd).st_mode):
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
             raise CorruptCheckpointError(f"{path} is no file. Restore another step.")
+        if status.st_size > MAX_JSON_BYTES:
+            raise CorruptCheckpointError(
+                f"{path} has more than {MAX_JSON_BYTES} bytes. Restore another step."
+            )
         with open(fd, "rb", closefd=False) as file:
-            text = file.read(MAX_JSON_BYTES + 1)
+            return file.read(status.st_size)
     finally:
         os.close(fd)
-    if len(text) > MAX_JSON_BYTES:
-        raise CorruptCheckpointError(
-            f"{path} has more than {MAX_JSON_BYTES} bytes. Restore another step."
-        )
-    return text
 
 
 def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord], path: str) -> None:

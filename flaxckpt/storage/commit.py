@@ -152,20 +152,27 @@ def remove(path: Path, *, fsync: bool) -> None:
     filesystem.remove_tree(temporary)
 
 
-def remove_abandoned(directory: Path, name: str | None = None) -> list[Path]:
+def remove_abandoned(
+    directory: Path, name: str | None = None, *, claims: bool = True
+) -> list[Path]:
     """Removes what writers that are gone left unfinished; returns what was removed.
 
     Args:
       directory: where it lies.
       name: only that of the checkpoint of this name.
+      claims: whether also that which only its claim tells from a checkpoint. It takes a look into
+        each; without, it is one listing however many checkpoints there are.
     """
-    found = [
-        (path, unfinished[1])
-        for path in directory.iterdir()
-        if path.is_dir() and not path.is_symlink()
-        if (unfinished := layout.parse_temporary(path.name) or marker.unfinished(path))
-        if name in (None, unfinished[0])
-    ]
+    found = []
+    with os.scandir(directory) as entries:
+        for entry in entries:
+            if not entry.is_dir(follow_symlinks=False):
+                continue
+            unfinished = layout.parse_temporary(entry.name)
+            if unfinished is None and claims and name in (None, entry.name):
+                unfinished = marker.unfinished(directory / entry.name)
+            if unfinished is not None and name in (None, unfinished[0]):
+                found.append((directory / entry.name, unfinished[1]))
     if not found:
         return []
     with filesystem.lock(directory, shared=False):

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 from collections.abc import Sequence
 from pathlib import Path
-
-import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.storage.index import Place
@@ -14,7 +13,8 @@ from flaxckpt.storage.index import Place
 
 def read(directory: Path, place: Place) -> memoryview:
     """The bytes of `place`; see `read_into`."""
-    memory = np.empty(place.length, np.uint8).data
+    # Not from the heap: each thread that reads would keep some of its own.
+    memory = memoryview(mmap.mmap(-1, place.length))
     read_into(directory, place, [memory])
     return memory
 

@@ -43,7 +43,7 @@ def create_store(directory: Path, *, fsync: bool = True) -> ts.KvStore:
 
 
 def write_all(store: ts.KvStore, items: Iterable[tuple[str, bytes]], buffer_bytes: int) -> None:
-    """Writes `items` in transactions of about half of `buffer_bytes`.
+    """Writes `items` in transactions of at most half of `buffer_bytes`.
 
     While one transaction is written to disk, the next is filled.
 
@@ -62,17 +62,17 @@ def write_all(store: ts.KvStore, items: Iterable[tuple[str, bytes]], buffer_byte
 def _batches(
     store: ts.KvStore, items: Iterable[tuple[str, bytes]], limit: int
 ) -> Iterator[ts.Transaction]:
-    """Transactions that write `items`, of at least `limit` bytes each but the last."""
-    remaining = iter(items)
-    for key, value in remaining:
-        transaction = ts.Transaction(atomic=True)
-        target = store.with_transaction(transaction)
+    """Transactions that write `items`, of at most `limit` bytes or of one item each."""
+    transaction = ts.Transaction(atomic=True)
+    target, size = store.with_transaction(transaction), 0
+    for key, value in items:
+        if size and size + len(value) > limit:
+            yield transaction
+            transaction = ts.Transaction(atomic=True)
+            target, size = store.with_transaction(transaction), 0
         target.write(key, value)
-        size = len(value)
-        while size < limit and (item := next(remaining, None)) is not None:
-            target.write(*item)
-            size += len(item[1])
-        yield transaction
+        size += len(value)
+    yield transaction
 
 
 def _finish(committing: ts.Future[None]) -> None:
