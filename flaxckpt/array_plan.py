@@ -42,8 +42,9 @@ class ArrayPlan:
       chunk: the shape of a chunk of the stored array.
       sharding: of a `jax.Array`.
       shards: the parts that this process writes.
-      is_sharded: whether several devices have it.
       is_remote: whether its values have to be brought to the host.
+      is_parted: whether they are taken by device. Those of another device are in any case: jax
+        keeps the host's copy as long as the array it was asked for, which is then not the user's.
     """
 
     stored: StoredArray
@@ -51,8 +52,8 @@ class ArrayPlan:
     chunk: Shape
     sharding: jax.sharding.Sharding | None
     shards: tuple[ShardPlan, ...]
-    is_sharded: bool
     is_remote: bool
+    is_parted: bool
 
     def metadata(self) -> tuple[str, bytes]:
         """The key and the value of the array's metadata."""
@@ -82,7 +83,8 @@ def plan_array(store: str, array: Array, chunk_bytes: int) -> ArrayPlan:
         shards.append(ShardPlan(index, where, tuple(keys)))
     devices: set[Any] = set() if sharding is None else sharding.device_set
     is_remote = any(device.platform != "cpu" for device in devices)
-    return ArrayPlan(stored, storage, chunk, sharding, tuple(shards), len(devices) > 1, is_remote)
+    is_parted = is_remote or len(devices) > 1
+    return ArrayPlan(stored, storage, chunk, sharding, tuple(shards), is_remote, is_parted)
 
 
 def _owned(array: Array) -> Iterator[tuple[int, Region]]:

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.placement import region_by_device
+from flaxckpt.leaves.record import StoredArray
+from flaxckpt.placement import Sharding, region_by_device
 from flaxckpt.reading import read_arrays
 from flaxckpt.restore_plan import LeafPlan
 from flaxckpt.sharding.chunks import Region, chunks_of
@@ -29,10 +30,12 @@ def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
     array, wanted = leaf.record.array, leaf.wanted
     if limit is None or array is None or array.nbytes <= limit // PART:
         return False
+    if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
+        return False
     return wanted.kind == "jax" and wanted.dtype == array.dtype and is_remote(leaf.where)
 
 
-def is_remote(where: jax.sharding.Sharding | None) -> bool:
+def is_remote(where: Sharding | None) -> bool:
     """Whether arrays on `where` are in the memory of a device that is not the host."""
     devices: Any = jax.devices()[:1] if where is None else where.device_set
     return any(
@@ -46,6 +49,14 @@ def assemble(checkpoint: Checkpoint, leaf: LeafPlan, limit: int) -> jax.Array:
     """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
     array, where = leaf.record.array, leaf.where
     assert array is not None, "it is too large"
+    with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
+        return _assembled(checkpoint, leaf.record.name, array, where, limit)
+
+
+def _assembled(
+    checkpoint: Checkpoint, name: str, array: StoredArray, where: Sharding | None, limit: int
+) -> jax.Array:
+    """`array`, of the leaf `name`, on `where`."""
     regions = region_by_device(where, array.shape)
     memory = {
         device: jnp.zeros(region.shape, parse_dtype(array.dtype), device=device)
@@ -56,7 +67,7 @@ def assemble(checkpoint: Checkpoint, leaf: LeafPlan, limit: int) -> jax.Array:
         for region in dict.fromkeys(regions.values())
         for _, part in chunks_of(region, array.chunks)
     ]
-    reads = [ArrayRead(leaf.record.name, array, [part]) for _, part in pieces]
+    reads = [ArrayRead(name, array, [part]) for _, part in pieces]
     remaining: Iterator[tuple[Region, Region]] = iter(pieces)
     for group in read_arrays(checkpoint, reads, limit):
         for parts, (region, part) in zip(group, remaining, strict=False):

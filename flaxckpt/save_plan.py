@@ -51,6 +51,7 @@ class SavePlan:
     _devices: tuple[int, ...]
     _signature: tuple[list[Any], ...]
     _others: tuple[_Other, ...]
+    _has_odd_keys: bool
 
     @functools.cached_property
     def nbytes(self) -> int:
@@ -67,13 +68,16 @@ class SavePlan:
         """The keys and the values of the metadata of the arrays."""
         return tuple(array.metadata() for array in self.arrays)
 
-    def data(self, treedef: Any, leaves: Sequence[Any]) -> list[Array] | None:
-        """The arrays of a state that is of this kind; `None` for another one.
+    def data(self, tree: Any, treedef: Any, leaves: Sequence[Any]) -> list[Array] | None:
+        """The arrays of `tree`, of `treedef` and `leaves`, if it is of this kind; `None` if not.
 
         Raises:
           UnsupportedLeafError: when the buffer of a leaf was deleted.
         """
         if not _equal(treedef, self._treedef):
+            return None
+        # To a dict, and so to jax, 1 and True and 1.0 are one key.
+        if self._has_odd_keys and _names(flatten(tree)) != _names(self.flat):
             return None
         on_devices = [leaves[i] for i in self._devices]
         if _types(on_devices) != self._signature[0] or _signature(on_devices) != self._signature:
@@ -151,8 +155,19 @@ def make_plan(tree: Any, treedef: Any, chunk_bytes: int) -> tuple[SavePlan, list
     )
     signature = _signature([flat.leaves[i] for i in devices])
     kept = dataclasses.replace(flat, leaves=())
-    plan = SavePlan(kept, tuple(records), tuple(arrays), treedef, devices, signature, others)
+    odd = any(
+        key.kind == "dict" and type(key.value) is not str
+        for node in flat.nodes
+        if node is not None
+        for key in node.keys
+    )
+    plan = SavePlan(kept, tuple(records), tuple(arrays), treedef, devices, signature, others, odd)
     return plan, data
+
+
+def _names(flat: Flat) -> tuple[tuple[str, ...], list[str]]:
+    """The names of the leaves and of the empty nodes, which tell the types of keys."""
+    return flat.names, [name for name, _, _ in flat.empties]
 
 
 def _equal(treedef: Any, other: Any) -> bool:

@@ -61,7 +61,7 @@ def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> Sta
     except ValueError:
         flatten(stateful)  # jax cannot sort the keys of a dict, and does not say which
         raise
-    data = None if plan is None else plan.data(treedef, leaves)
+    data = None if plan is None else plan.data(stateful, treedef, leaves)
     if plan is None or data is None:
         plan, data = make_plan(stateful, treedef, chunk_bytes)
     return State(plan, data)
@@ -79,7 +79,8 @@ def hold(state: State) -> Iterator[Piece]:
     for (array, _), values in zip(state.plan.shards, data, strict=True):
         if array.is_remote:
             values.copy_to_host_async()
-    return _drain(state.plan, collections.deque(map(_safe, data)))
+    with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
+        return _drain(state.plan, collections.deque(map(_safe, data)))
 
 
 def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[Piece]:
@@ -101,15 +102,16 @@ def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
     for (array, shard), values in zip(state.plan.shards, data, strict=True):
         if _is_split(values, limit) and (copy or array.is_remote):
             yield from _chunks(array, shard, values)
-        else:
+            continue
+        with jax.transfer_guard("allow"):
             on_host = _safe(values) if copy else np.asarray(values)
-            yield Piece(array, shard.chunks, shard.region, on_host)
+        yield Piece(array, shard.chunks, shard.region, on_host)
 
 
 def _local_data(state: State) -> list[Any]:
     """The values of each of the plan's shards, where they are."""
     return [
-        values.addressable_data(shard.data) if array.is_sharded else values  # type: ignore[union-attr]
+        values.addressable_data(shard.data) if array.is_parted else values  # type: ignore[union-attr]
         for array, values in zip(state.plan.arrays, state.data, strict=True)
         for shard in array.shards
     ]
@@ -147,10 +149,14 @@ def _chunks(array: ArrayPlan, shard: ShardPlan, data: Array) -> Iterator[Piece]:
     """The chunks of a shard one by one, each in memory of its own."""
     for key, region in shard.chunks:
         index = region.within(shard.region)[: data.ndim]  # without the bytes of an element
-        if array.is_remote:
-            # Compiled once for each shape, not for each place.
-            start = [s.start for s in index]
-            values = np.asarray(jax.lax.dynamic_slice(data, start, region.shape[: data.ndim]))
-        else:
-            values = np.array(np.asarray(data)[index])
+        with jax.transfer_guard("allow"):
+            values = _sliced(data, index) if array.is_remote else np.array(np.asarray(data)[index])
         yield Piece(array, ((key, region),), region, values)
+
+
+def _sliced(data: Array, index: tuple[slice, ...]) -> np.ndarray:
+    """A part of what lies on a device; compiled once for each shape, not for each place."""
+    if max(data.shape, default=0) >= 1 << 31:  # but jax's indices have 32 bits
+        return np.asarray(data[index])
+    start, shape = [s.start for s in index], [s.stop - s.start for s in index]
+    return np.asarray(jax.lax.dynamic_slice(data, start, shape))

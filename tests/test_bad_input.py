@@ -207,7 +207,9 @@ def test_a_missing_data_file(saved):
 
 def test_a_missing_manifest(saved):
     (saved / "state/manifest.ocdbt").unlink()
-    with pytest.raises(errors.CorruptCheckpointError, match="the arrays at .* are missing"):
+    with pytest.raises(
+        errors.CorruptCheckpointError, match="the arrays at .* are damaged: NOT_FOUND"
+    ):
         flaxckpt.restore(saved)
 
 
@@ -427,7 +429,7 @@ def test_metadata_must_be_json(metadata, tmp_path):
         flaxckpt.save(tmp_path / "x", TREE, metadata=metadata)
 
 
-@pytest.mark.parametrize("field", ["chunk_bytes", "buffer_bytes", "timeout_secs"])
+@pytest.mark.parametrize("field", ["chunk_bytes", "max_host_bytes", "timeout_secs"])
 def test_options_are_positive(field):
     with pytest.raises(ValueError, match=field):
         flaxckpt.Options(**{field: 0})

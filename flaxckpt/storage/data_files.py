@@ -14,7 +14,7 @@ from flaxckpt.storage.index import Place
 def read(directory: Path, place: Place) -> memoryview:
     """The bytes of `place`; see `read_into`."""
     # Not from the heap: each thread that reads would keep some of its own.
-    memory = memoryview(mmap.mmap(-1, place.length))
+    memory = memoryview(mmap.mmap(-1, max(1, place.length)))[: place.length]
     read_into(directory, place, [memory])
     return memory
 

@@ -51,12 +51,17 @@ def write_all(store: ts.KvStore, items: Iterable[tuple[str, bytes]], buffer_byte
       OSError: when the disk is full or fails.
     """
     committing: ts.Future[None] | None = None
-    for batch in _batches(store, items, buffer_bytes // 2):
+    try:
+        for batch in _batches(store, items, buffer_bytes // 2):
+            if committing is not None:
+                _finish(committing)
+            committing = batch.commit_async()
         if committing is not None:
             _finish(committing)
-        committing = batch.commit_async()
-    if committing is not None:
-        _finish(committing)
+    except BaseException:
+        if committing is not None:
+            committing.exception()  # or it would still write where the caller cleans up
+        raise
 
 
 def _batches(

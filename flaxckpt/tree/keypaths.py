@@ -114,7 +114,7 @@ def encode_key(value: Any) -> Any:
         case bool():
             return {"bool": value}
         case int():
-            return int(value) if value in _INT64 else {"int": str(int(value))}
+            return int(value) if int(value) in _INT64 else {"int": str(int(value))}
         case float():
             return {"float": value.hex()}
         case bytes():

@@ -17,7 +17,7 @@ from flaxckpt import errors
 from flaxckpt.testing import differences
 
 FLIPS, TRUNCATIONS = 500, 100
-OPTIONS = flaxckpt.Options(chunk_bytes=2048, buffer_bytes=16384)
+OPTIONS = flaxckpt.Options(chunk_bytes=2048, max_host_bytes=32768)
 # The kinds of files; `state/d/*` are those whose names are random.
 KINDS = (
     "_CHECKPOINT_METADATA",
