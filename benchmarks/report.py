@@ -48,8 +48,8 @@ def merged(results: dict[str, Any]) -> dict[str, Any]:
     file = FOLDER / "results.json"
     earlier = json.loads(file.read_text()) if file.exists() else {}
     found = {**earlier, **results}
-    for part in ("states", "costs", "growth", "stages"):
-        found[part] = {**earlier.get(part, {}), **results.get(part, {})}
+    for part in {"states", "costs", "growth", "stages"} & earlier.keys() & results.keys():
+        found[part] = {**earlier[part], **results[part]}
     return found
 
 
