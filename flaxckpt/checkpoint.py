@@ -52,7 +52,7 @@ def open_checkpoint(path: epath.PathLike) -> Checkpoint:
         described = checkpoint_metadata.read(directory)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
-    with unchanged(directory, described):
+    with explained(directory, described):
         return Checkpoint(directory, described, _read_tree(directory, described))
 
 
@@ -76,12 +76,22 @@ def unchanged(path: Path, described: CheckpointMetadata) -> Iterator[None]:
     """Makes sure that what is read in the block is the checkpoint that `described` belongs to.
 
     Retention deletes steps, and `overwrite=True` replaces them, while others may read them. What
-    was read of two checkpoints is refused, and what went wrong because one is gone is said to be
-    that, and no damage.
+    was read of two checkpoints is refused.
 
     Raises:
       CheckpointNotFoundError: when the checkpoint was deleted or replaced.
       CorruptCheckpointError: when it is there, but a file of it is not.
+    """
+    with explained(path, described):
+        yield
+    _check_there(path, described, None)
+
+
+@contextlib.contextmanager
+def explained(path: Path, described: CheckpointMetadata) -> Iterator[None]:
+    """As `unchanged`, for a block that itself refuses what is of two checkpoints.
+
+    What goes wrong in it because the checkpoint is gone is said to be that, and no damage.
     """
     try:
         yield
@@ -93,7 +103,6 @@ def unchanged(path: Path, described: CheckpointMetadata) -> Iterator[None]:
             f"the checkpoint at {path} is incomplete: {error.filename} is missing. "
             "Restore another step."
         ) from None
-    _check_there(path, described, None)
 
 
 def _check_there(path: Path, described: CheckpointMetadata, error: Exception | None) -> None:

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding
 
+from flaxckpt import device_arrays
 from flaxckpt.chunk_reads import Parts
 from flaxckpt.leaves import convert
 from flaxckpt.leaves.dtypes import parse_dtype
@@ -82,7 +83,7 @@ def to_devices(leaves: Sequence[Wanted]) -> list[jax.Array]:
             together[leaf.where].append(i)
     for where, chosen in together.items():
         values = [_convert(leaves[i].parts[whole(leaves[i].shape)], leaves[i].spec) for i in chosen]
-        arrays.update(zip(chosen, jax.device_put(values, where), strict=True))
+        arrays.update(zip(chosen, device_arrays.put(values, where), strict=True))
     return [arrays[i] for i in range(len(leaves))]
 
 
