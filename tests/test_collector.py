@@ -1,0 +1,38 @@
+from __future__ import annotations
+
+import gc
+
+import pytest
+
+from flaxckpt import collector
+
+
+def test_the_collector_rests_during_the_block_and_goes_on_after_it():
+    assert gc.isenabled()
+    with collector.paused():
+        assert not gc.isenabled()
+    assert gc.isenabled()
+
+
+def test_it_goes_on_after_an_error():
+    with pytest.raises(KeyError), collector.paused():
+        raise KeyError
+    assert gc.isenabled()
+
+
+def test_one_that_was_off_stays_off():
+    gc.disable()
+    try:
+        with collector.paused():
+            pass
+        assert not gc.isenabled()
+    finally:
+        gc.enable()
+
+
+def test_blocks_may_be_nested():
+    with collector.paused():
+        with collector.paused():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
