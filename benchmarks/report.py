@@ -21,6 +21,8 @@ save has new arrays, as after a train step (but L, which fills the memory). *sav
 step is committed; *blocked* is what a save in the background keeps its caller waiting, *async save*
 the same until it is committed. Times of a restore are until all arrays are ready; before a *cold*
 one the files are dropped from the page cache (`sync`, then `posix_fadvise(DONTNEED)` on each).
+Before each measurement one and a half times the state's size of memory is touched and freed, as a
+virtual machine has to get it from its host first.
 Peaks are growths of the resident memory of a process, in sizes of the state; that of a restore has
 the result in it. *sharded* is a mesh of 4 x 2 CPU devices, *transposed* one of 2 x 4.
 

@@ -44,16 +44,21 @@ def fresh(state: str, tree: Any) -> Any:
 def save(runs: Runs, state: str, step: int, tree: Any) -> tuple[Any, Seconds]:
     """The state now, and how long its saves took; the one made in the background is kept."""
     tree = fresh(state, tree)
+    page_cache.touch(states.nbytes(tree) * 3 // 2)
     found = {"save": save_seconds(runs.sync, step, tree)[1]}
     runs.sync.delete(step)
     tree = fresh(state, tree)
+    page_cache.touch(states.nbytes(tree) * 3 // 2)
     found["blocked"], found["async save"] = save_seconds(runs.background, step, tree)
     return tree, found
 
 
 def restore(runs: Runs, step: int, targets: dict[str, Any]) -> Seconds:
     """How long the restores of a step take: onto each target, and from the disk onto the first."""
-    found = {what: restore_seconds(runs.background, step, to) for what, to in targets.items()}
+    found = {}
+    for what, to in targets.items():
+        page_cache.touch(states.nbytes(to) * 3 // 2)
+        found[what] = restore_seconds(runs.background, step, to)
     page_cache.drop(runs.directory)
     found["restore, cold"] = restore_seconds(runs.background, step, targets["restore"])
     return found
