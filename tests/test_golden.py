@@ -77,8 +77,14 @@ def test_the_golden_checkpoint_is_what_is_written_today(tmp_path):
     """When this fails, the format has changed: give it a new version."""
     write(tmp_path / "x")
     newest = flaxckpt.checkpoint.open_checkpoint(GOLDEN[-1]).tree
-    assert flaxckpt.checkpoint.open_checkpoint(tmp_path / "x").tree.records == newest.records
-    assert flaxckpt.checkpoint.open_checkpoint(tmp_path / "x").tree.nodes == newest.nodes
+    written = flaxckpt.checkpoint.open_checkpoint(tmp_path / "x").tree
+    assert uncut(written.records) == uncut(newest.records)
+    assert written.nodes == newest.nodes
+
+
+def uncut(records):
+    """`records` without the chunks: any grid of them is of the same format."""
+    return [r._replace(array=r.array and r.array._replace(chunks=())) for r in records]
 
 
 if __name__ == "__main__":

@@ -10,6 +10,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import tensorstore as ts
 
@@ -92,21 +93,31 @@ def _finish(committing: ts.Future[None]) -> None:
 
 
 def check_versions(directory: Path) -> None:
-    """Reads what only older versions of the database have, which are those of its transactions.
+    """Reads every node of the database, also those that only older versions of it have.
 
-    No value is read from there, so damage to it is harmless; but a disk that damages one file
-    will damage another.
+    Those are the versions of its transactions. No value is read from there, so damage to it is
+    harmless; but a disk that damages one file will damage another.
 
     Raises:
-      CorruptCheckpointError: when a node of one is damaged.
+      CorruptCheckpointError: when a node is damaged.
     """
-    base = {"driver": "file", "path": f"{directory}/"}
+    base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
+    checked: set[str] = set()
     try:
-        dumped = ts.ocdbt.dump(ts.KvStore.open(base).result()).result()
-        for version in dumped["versions"][:-1]:
-            spec = {"driver": "ocdbt", "base": base, "version": version["generation_number"]}
-            ts.KvStore.open(spec).result().list().result()
-    except ValueError as error:
+        pending = _nodes(ts.ocdbt.dump(base).result())
+        while pending:
+            node = pending.pop()
+            if node not in checked:
+                checked.add(node)
+                pending += _nodes(ts.ocdbt.dump(base, node).result())
+    except (ValueError, LookupError, TypeError) as error:
         raise CorruptCheckpointError(
             f"the arrays at {directory} are damaged: {error}. Restore another step."
         ) from None
+
+
+def _nodes(dumped: Any) -> list[str]:
+    """The nodes that the manifest, or a node of the tree of versions or of keys, leads to."""
+    lists = (dumped.get(name, ()) for name in ("entries", "versions", "version_tree_nodes"))
+    entries = [entry.get("root", entry) for found in lists for entry in found]
+    return [entry["location"] for entry in entries if "location" in entry]
