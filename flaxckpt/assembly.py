@@ -13,13 +13,11 @@ from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import StoredArray
+from flaxckpt.options import PART
 from flaxckpt.placement import Sharding, region_by_device
 from flaxckpt.reading import read_arrays
 from flaxckpt.restore_plan import LeafPlan
 from flaxckpt.sharding.chunks import Region, chunks_of
-
-# An array that takes more than this part of the memory that the host may use is too large.
-PART = 4
 
 
 def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:

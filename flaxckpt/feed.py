@@ -12,8 +12,8 @@ from flaxckpt.snapshot import Piece
 class Feed:
     """Hands pieces from the train loop's thread to the writer's, so many bytes at a time.
 
-    The loop's thread calls `put_all` and then `end`, or `fail`; the writer's iterates, and calls
-    `stop` when it takes no more.
+    The loop's thread calls `put_all` and then `end`; the writer's iterates, and calls `stop` when
+    it takes no more.
     """
 
     def __init__(self, limit: int):
@@ -44,10 +44,12 @@ class Feed:
 
         with self._changed:
             self._changed.wait_for(is_room)
+            if self._stopped:
+                return False
             self._waiting.append(piece)
             self._bytes += size
             self._changed.notify_all()
-            return not self._stopped
+            return True
 
     def end(self) -> None:
         """Says that there are no more pieces."""

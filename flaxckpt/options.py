@@ -10,6 +10,9 @@ BUFFER_BYTES = 96 * MIB
 # Of these, so many chunks are there at the least: being made, being written, and one of each kind
 # in TensorStore's hands.
 MIN_CHUNKS = 4
+# What takes more than this part of the memory for values moves between devices and the host chunk
+# by chunk.
+PART = 4
 
 
 @dataclasses.dataclass(frozen=True)

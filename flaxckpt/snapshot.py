@@ -12,14 +12,12 @@ import numpy as np
 from flaxckpt import collector
 from flaxckpt.array_plan import Array, ArrayPlan, ShardPlan
 from flaxckpt.leaves.dtypes import to_stored
+from flaxckpt.options import PART
 from flaxckpt.save_plan import SavePlan, make_plan
 from flaxckpt.sharding.chunks import Region
 from flaxckpt.storage import zarr3
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten
-
-# A shard larger than this part of the memory for values comes to the host chunk by chunk.
-PART = 4
 
 
 class State(NamedTuple):

@@ -17,8 +17,8 @@ from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.options import Options
 from flaxckpt.reading import check_arrays
 from flaxckpt.sharding.chunks import chunks_of, whole
-from flaxckpt.storage import data_files, layout, tensorstore_io, zarr3
-from flaxckpt.storage.index import Place, read_index
+from flaxckpt.storage import data_files, layout, zarr3
+from flaxckpt.storage.index import Place, check_versions, read_index
 
 
 @dataclasses.dataclass(frozen=True)
@@ -102,7 +102,7 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
         return
     try:
         index = read_index(checkpoint.item)
-        tensorstore_io.check_versions(checkpoint.item)
+        check_versions(checkpoint.item)
         requests = [_metadata_request(record) for record in arrays]
         found = [_value(checkpoint.item, index.get(k), len(v)) for k, v in requests]
     except CorruptCheckpointError as error:

@@ -158,7 +158,7 @@ class Writer:
             try:
                 self._run.delete(step)
             except StepPinnedError:
-                continue  # since it was looked at
+                continue  # only now is it looked up whether a step is pinned
             except OSError as error:
                 raise DirectoryError(
                     f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "

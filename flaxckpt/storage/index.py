@@ -7,6 +7,7 @@ https://google.github.io/tensorstore/kvstore/ocdbt/index.html
 
 from __future__ import annotations
 
+import contextlib
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -41,11 +42,37 @@ def read_index(directory: Path) -> Index:
     Raises:
       CorruptCheckpointError: when a node is missing or damaged.
     """
-    base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
-    try:
+    with _opened(directory) as base:
         newest = ts.ocdbt.dump(base).result()["versions"][-1]
         root = newest["root"].get("location")
         return dict(_entries(base, root, newest["root_height"], set())) if root else {}
+
+
+def check_versions(directory: Path) -> None:
+    """Reads every node of the database, also those that only older versions of it have.
+
+    Those are the versions of its transactions. No value is read from there, so damage to it is
+    harmless; but a disk that damages one file will damage another.
+
+    Raises:
+      CorruptCheckpointError: when a node is damaged.
+    """
+    checked: set[str] = set()
+    with _opened(directory) as base:
+        pending = _nodes(ts.ocdbt.dump(base).result())
+        while pending:
+            node = pending.pop()
+            if node not in checked:
+                checked.add(node)
+                pending += _nodes(ts.ocdbt.dump(base, node).result())
+
+
+@contextlib.contextmanager
+def _opened(directory: Path) -> Iterator[ts.KvStore]:
+    """The files of the database in `directory`; what is wrong with its nodes is damage."""
+    base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
+    try:
+        yield base
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptCheckpointError(
             f"the arrays at {directory} are damaged: {error}. Restore another step."
@@ -78,3 +105,10 @@ def _value(entry: dict[str, Any]) -> Place | bytes:
     if found is None:
         raise ValueError(f"{entry['indirect_value']!r} is no place in it")
     return Place(found[1] + found[2], int(found[3]), int(found[4]))
+
+
+def _nodes(dumped: Any) -> list[str]:
+    """The nodes that the manifest, or a node of the tree of versions or of keys, leads to."""
+    lists = (dumped.get(name, ()) for name in ("entries", "versions", "version_tree_nodes"))
+    entries = [entry.get("root", entry) for found in lists for entry in found]
+    return [entry["location"] for entry in entries if "location" in entry]

@@ -10,11 +10,8 @@ import os
 import re
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import Any
 
 import tensorstore as ts
-
-from flaxckpt.errors import CorruptCheckpointError
 
 INLINE_BYTES = 1024
 DATA_FILE_BYTES = 256 << 20
@@ -90,34 +87,3 @@ def _finish(committing: ts.Future[None]) -> None:
             code = int(found[1])
             raise OSError(code, f"{os.strerror(code)} ({error})") from error
         raise
-
-
-def check_versions(directory: Path) -> None:
-    """Reads every node of the database, also those that only older versions of it have.
-
-    Those are the versions of its transactions. No value is read from there, so damage to it is
-    harmless; but a disk that damages one file will damage another.
-
-    Raises:
-      CorruptCheckpointError: when a node is damaged.
-    """
-    base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
-    checked: set[str] = set()
-    try:
-        pending = _nodes(ts.ocdbt.dump(base).result())
-        while pending:
-            node = pending.pop()
-            if node not in checked:
-                checked.add(node)
-                pending += _nodes(ts.ocdbt.dump(base, node).result())
-    except (ValueError, LookupError, TypeError) as error:
-        raise CorruptCheckpointError(
-            f"the arrays at {directory} are damaged: {error}. Restore another step."
-        ) from None
-
-
-def _nodes(dumped: Any) -> list[str]:
-    """The nodes that the manifest, or a node of the tree of versions or of keys, leads to."""
-    lists = (dumped.get(name, ()) for name in ("entries", "versions", "version_tree_nodes"))
-    entries = [entry.get("root", entry) for found in lists for entry in found]
-    return [entry["location"] for entry in entries if "location" in entry]

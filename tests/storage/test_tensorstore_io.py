@@ -8,8 +8,8 @@ from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.storage import data_files
-from flaxckpt.storage.index import Place, read_index
-from flaxckpt.storage.tensorstore_io import INLINE_BYTES, check_versions, create_store, write_all
+from flaxckpt.storage.index import Place, check_versions, read_index
+from flaxckpt.storage.tensorstore_io import INLINE_BYTES, create_store, write_all
 
 BUFFER = 1 << 20
 
