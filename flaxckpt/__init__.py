@@ -9,11 +9,13 @@ from flaxckpt.inspect import LeafInfo, inspect
 from flaxckpt.leaves.handler import register_leaf_handler
 from flaxckpt.manager import CheckpointManager
 from flaxckpt.options import Options
+from flaxckpt.preemption import on_preemption
 from flaxckpt.restore import RestoreReport, restore
 from flaxckpt.retention import Keep
 from flaxckpt.save import save
 from flaxckpt.schedule import Every
 from flaxckpt.sharding.abstract import abstract_state
+from flaxckpt.storage.object_store import ObjectStore
 from flaxckpt.tree.rebuild import SavedNode, register_node
 from flaxckpt.verify import VerifyReport, verify
 
@@ -27,6 +29,7 @@ __all__ = [
     "Every",
     "Keep",
     "LeafInfo",
+    "ObjectStore",
     "Options",
     "PeriodicCheckpoint",
     "RestoreReport",
@@ -35,6 +38,7 @@ __all__ = [
     "abstract_state",
     "errors",
     "inspect",
+    "on_preemption",
     "register_leaf_handler",
     "register_node",
     "restore",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -43,6 +43,7 @@ class ArrayPlan:
       sharding: of a `jax.Array`.
       shards: the parts that this process writes.
       is_remote: whether its values have to be brought to the host.
+      is_local: whether it is not spread over the processes of a job of several.
       is_parted: whether they are taken by device. Those of another device are in any case: jax
         keeps the host's copy as long as the array it was asked for, which is then not the user's.
     """
@@ -54,6 +55,7 @@ class ArrayPlan:
     shards: tuple[ShardPlan, ...]
     is_remote: bool
     is_parted: bool
+    is_local: bool
 
     def metadata(self) -> tuple[str, bytes]:
         """The key and the value of the array's metadata."""
@@ -62,8 +64,15 @@ class ArrayPlan:
         return zarr3.metadata_key(self.stored.store), value
 
 
-def plan_array(store: str, array: Array, chunk_bytes: int) -> ArrayPlan:
-    """How `array` is written under the name `store`."""
+def plan_array(store: str, array: Array, chunk_bytes: int, process: int | None = None) -> ArrayPlan:
+    """How `array` is written under the name `store`.
+
+    Args:
+      store: its name.
+      array: an array, of which `process` holds some.
+      chunk_bytes: the most that a chunk may have.
+      process: the index of this process in a job of several; `None` for one that is alone.
+    """
     sharding = array.sharding if isinstance(array, jax.Array) else None
     shard = array.shape if sharding is None else sharding.shard_shape(array.shape)
     dtype = dtype_name(np.dtype(array.dtype))
@@ -77,24 +86,65 @@ def plan_array(store: str, array: Array, chunk_bytes: int) -> ArrayPlan:
     storage = storage_of(dtype)
     chunk = zarr3.stored_shape(chunks, storage)
     shards = []
-    for index, region in _owned(array):
+    for index, region, share in _held(array, process):
         where = zarr3.stored_region(region, storage)
-        keys = ((zarr3.chunk_key(store, grid), part) for grid, part in chunks_of(where, chunk))
-        shards.append(ShardPlan(index, where, tuple(keys)))
+        found = chunks_of(where, chunk)
+        keys = tuple((zarr3.chunk_key(store, grid), part) for grid, part in found)
+        if keys := share.of(keys):
+            shards.append(ShardPlan(index, where, keys))
     devices: set[Any] = set() if sharding is None else sharding.device_set
     is_remote = any(device.platform != "cpu" for device in devices)
     is_parted = is_remote or len(devices) > 1
-    return ArrayPlan(stored, storage, chunk, sharding, tuple(shards), is_remote, is_parted)
+    is_local = process is not None and _is_of_one_process(array)
+    return ArrayPlan(
+        stored, storage, chunk, sharding, tuple(shards), is_remote, is_parted, is_local
+    )
 
 
-def _owned(array: Array) -> Iterator[tuple[int, Region]]:
-    """Which of the addressable data of `array` are written: of each region the first replica."""
+class _Share(NamedTuple):
+    """This process's share of a region that `holders` of them have, of whom it is the `rank`-th."""
+
+    rank: int
+    holders: int
+
+    def of(self, chunks: tuple[tuple[str, Region], ...]) -> tuple[tuple[str, Region], ...]:
+        """The chunks that it writes: those of one next to each other, a single one the first's."""
+        start, stop = (-(-len(chunks) * n // self.holders) for n in (self.rank, self.rank + 1))
+        return chunks[start:stop]
+
+
+def _held(array: Array, process: int | None) -> Iterator[tuple[int, Region, _Share]]:
+    """Which of the addressable data of `array` are taken: each region once, from its first device.
+
+    Together with the share of it that is this process's to write.
+    """
     if isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1:
-        yield 0, whole(array.shape)
+        yield 0, whole(array.shape), _Share(0, 1)
         return
+    ranks = {} if process is None else _holders(array)
+    seen = set()
     for index, shard in enumerate(array.addressable_shards):
-        if shard.replica_id == 0:
-            yield index, region_of(shard.index, array.shape)
+        region = region_of(shard.index, array.shape)
+        if region not in seen:
+            seen.add(region)
+            holders = ranks.get(region, [process])
+            yield index, region, _Share(holders.index(process), len(holders))
+
+
+def _holders(array: jax.Array) -> dict[Region, list[int | None]]:
+    """The processes that hold each region of `array`, in the order of its devices."""
+    holders: dict[Region, list[int | None]] = {}
+    indices: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
+    for device, index in indices.items():
+        found = holders.setdefault(region_of(index or (), array.shape), [])
+        if device.process_index not in found:
+            found.append(device.process_index)
+    return holders
+
+
+def _is_of_one_process(array: Array) -> bool:
+    """Whether all of `array` is on this process, as far as that knows."""
+    return isinstance(array, np.ndarray) or array.is_fully_addressable
 
 
 def _describe_sharding(sharding: jax.sharding.Sharding | None) -> Any:

@@ -7,15 +7,15 @@ import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 
-from etils import epath
-
 from flaxckpt import collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.metadata.tree import SavedTree, decode_tree
-from flaxckpt.storage import filesystem, layout
+from flaxckpt.options import Options
+from flaxckpt.storage import layout
+from flaxckpt.storage.location import Location, PathLike, listed, locate
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,35 +28,42 @@ class Checkpoint:
       tree: the structure of its tree and a record of every leaf.
     """
 
-    path: Path
+    path: Location
     described: CheckpointMetadata
     tree: SavedTree
 
     @property
-    def item(self) -> Path:
+    def item(self) -> Location:
         """The directory of the tree."""
         return self.path / layout.ITEM
 
 
 @collector.paused()
-def open_checkpoint(path: epath.PathLike) -> Checkpoint:
+def open_checkpoint(
+    path: PathLike, options: Options = Options(), *, is_part: bool = False
+) -> Checkpoint:
     """Opens the checkpoint at `path`.
+
+    Args:
+      path: its directory, or its URL.
+      options: how object stores are reached.
+      is_part: whether it may lack what other processes have of it.
 
     Raises:
       CheckpointNotFoundError: when there is none, or `path` is a level too high or too deep.
       CorruptCheckpointError: when its metadata are damaged.
       UnsupportedFormatError: when a newer flaxckpt wrote it.
     """
-    directory = filesystem.local_path(path)
+    directory = locate(path, options)
     try:
         described = checkpoint_metadata.read(directory)
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
     with explained(directory, described):
-        return Checkpoint(directory, described, _read_tree(directory, described))
+        return Checkpoint(directory, described, _read_tree(directory, described, is_part))
 
 
-def _read_tree(directory: Path, described: CheckpointMetadata) -> SavedTree:
+def _read_tree(directory: Location, described: CheckpointMetadata, is_part: bool) -> SavedTree:
     """The tree of the checkpoint that `described` belongs to, with what it claims checked."""
     file = directory / layout.ITEM / layout.TREE_METADATA
     data = sealed_json.unseal(limits.read_json_file(file), str(file))
@@ -67,12 +74,13 @@ def _read_tree(directory: Path, described: CheckpointMetadata) -> SavedTree:
             f"{tree.attempt}). Restore another step."
         )
     limits.check_structure(tree.nodes, tree.records, str(file))
-    limits.check_sizes(directory / layout.ITEM, tree.records)
+    if isinstance(directory, Path) and not is_part:
+        limits.check_sizes(directory / layout.ITEM, tree.records)
     return tree
 
 
 @contextlib.contextmanager
-def unchanged(path: Path, described: CheckpointMetadata) -> Iterator[None]:
+def unchanged(path: Location, described: CheckpointMetadata) -> Iterator[None]:
     """Makes sure that what is read in the block is the checkpoint that `described` belongs to.
 
     Retention deletes steps, and `overwrite=True` replaces them, while others may read them. What
@@ -88,7 +96,7 @@ def unchanged(path: Path, described: CheckpointMetadata) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def explained(path: Path, described: CheckpointMetadata) -> Iterator[None]:
+def explained(path: Location, described: CheckpointMetadata) -> Iterator[None]:
     """As `unchanged`, for a block that itself refuses what is of two checkpoints.
 
     What goes wrong in it because the checkpoint is gone is said to be that, and no damage.
@@ -105,7 +113,7 @@ def explained(path: Path, described: CheckpointMetadata) -> Iterator[None]:
         ) from None
 
 
-def _check_there(path: Path, described: CheckpointMetadata, error: Exception | None) -> None:
+def _check_there(path: Location, described: CheckpointMetadata, error: Exception | None) -> None:
     """Refuses a checkpoint that is not the one that `described` belongs to any more."""
     try:
         if checkpoint_metadata.read(path).attempt == described.attempt:
@@ -118,20 +126,26 @@ def _check_there(path: Path, described: CheckpointMetadata, error: Exception | N
     ) from error
 
 
-def _advice(directory: Path) -> str:
+def _advice(directory: Location) -> str:
     """What the user of a path without a checkpoint most likely meant."""
+    if steps := _steps(directory):
+        return (
+            f": it is a run with the steps {steps[0]} to {steps[-1]}. Use {directory}/{steps[-1]} "
+            f"for the newest, or flaxckpt.CheckpointManager({str(directory)!r})."
+        )
+    if not isinstance(directory, Path):
+        return ". Check the URL."
     if not directory.exists():
         return ": there is no such directory. Check the path."
     if not directory.is_dir():
         return ": it is a file. Give the directory that was saved to."
     if directory.name == layout.ITEM and (directory.parent / layout.CHECKPOINT_METADATA).exists():
         return f": it lies within a checkpoint. Use {directory.parent}."
-    steps = sorted(s for p in directory.iterdir() if (s := layout.parse_step(p.name)) is not None)
-    if steps:
-        return (
-            f": it is a run with the steps {steps[0]} to {steps[-1]}. Use {directory}/{steps[-1]} "
-            f"for the newest, or flaxckpt.CheckpointManager({str(directory)!r})."
-        )
     if (directory / layout.ITEM).exists():
         return ": it is half of one, whose save never ended. Restore another step."
     return ". Check the path."
+
+
+def _steps(directory: Location) -> list[int]:
+    """The steps that a run in `directory` would have."""
+    return sorted(s for name in listed(directory) if (s := layout.parse_step(name)) is not None)

@@ -54,6 +54,18 @@ class DirectoryError(FlaxckptError, OSError):
     """A directory cannot be used: it is a file, or may not be written."""
 
 
+class StoreError(FlaxckptError, OSError):
+    """An object store cannot be reached, refuses a request, or does not answer in time."""
+
+
+class ProcessFailedError(FlaxckptError, RuntimeError):
+    """Another process of the job failed, or did something else than this one."""
+
+
+class ProcessTimeoutError(FlaxckptError, TimeoutError):
+    """Other processes of the job did not arrive within `Options.timeout_secs`."""
+
+
 class ManagerError(FlaxckptError, RuntimeError):
     """The manager is closed, or was opened read-only."""
 

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from etils import epath
-
 from flaxckpt.checkpoint import open_checkpoint
 from flaxckpt.leaves.record import LeafRecord
+from flaxckpt.options import Options
+from flaxckpt.storage.location import PathLike
 from flaxckpt.tree.rebuild import build
 
 
@@ -41,8 +41,12 @@ class LeafInfo:
     spec: tuple[Any, ...] = ()
 
 
-def inspect(path: epath.PathLike) -> Any:
+def inspect(path: PathLike, *, options: Options = Options()) -> Any:
     """The tree of the checkpoint at `path`, with a `LeafInfo` for each leaf.
+
+    Args:
+      path: the directory of one checkpoint.
+      options: how object stores are reached.
 
     Raises:
       CheckpointNotFoundError: when there is no checkpoint at `path`.
@@ -54,7 +58,7 @@ def inspect(path: epath.PathLike) -> Any:
       >>> flaxckpt.inspect(tmp_path / "exported")["kernel"].shape
       (2, 3)
     """
-    tree = open_checkpoint(path).tree
+    tree = open_checkpoint(path, options).tree
     return build(tree.nodes, [_info(record) for record in tree.records])
 
 

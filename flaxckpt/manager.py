@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import functools
 import logging
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
@@ -12,14 +12,12 @@ from typing import Any, Literal, Self
 from etils import epath
 from jax.sharding import Mesh
 
-from flaxckpt.checkpoint import Checkpoint
-from flaxckpt.errors import (
-    BackgroundSaveError,
-    CheckpointNotFoundError,
-    ManagerError,
-)
-from flaxckpt.fallback import restore_intact
+from flaxckpt import preemption, processes
+from flaxckpt.agreement import Group
+from flaxckpt.errors import BackgroundSaveError, ManagerError
+from flaxckpt.follow import follow
 from flaxckpt.leaves.convert import DtypePolicy
+from flaxckpt.local_tier import LocalTier, open_tier
 from flaxckpt.options import Options
 from flaxckpt.restore import RestoreReport, restore_tree
 from flaxckpt.retention import Keep, Mode, best_first
@@ -27,11 +25,13 @@ from flaxckpt.run import Run
 from flaxckpt.schedule import Every, Pacer
 from flaxckpt.sharding.abstract import abstract_state, initialise
 from flaxckpt.sharding.specs import Rules, Specs
+from flaxckpt.sources import Sources
 from flaxckpt.steps import check_step, warn_jumped_over
-from flaxckpt.storage import filesystem
-from flaxckpt.storage.commit import remove_abandoned
+from flaxckpt.storage import filesystem, location
+from flaxckpt.storage.bucket import BucketPath
+from flaxckpt.storage.location import locate
 from flaxckpt.tree import nnx_objects
-from flaxckpt.writer import Retention, Writer
+from flaxckpt.writer import Retention, Writer, log_removed
 
 logger = logging.getLogger("flaxckpt")
 
@@ -67,6 +67,8 @@ class CheckpointManager:
         if_busy: Literal["wait", "skip"] = "wait",
         options: Options = Options(),
         read_only: bool = False,
+        local: epath.PathLike | None = None,
+        local_every: Every = Every(steps=1),
         clock: Callable[[], float] = time.monotonic,
     ):
         """Opens the run in `directory`, and creates it when it is to be written.
@@ -74,7 +76,7 @@ class CheckpointManager:
         What a writer that died left half-written is removed.
 
         Args:
-          directory: of the run; relative paths and `~` work.
+          directory: of the run; `s3://` and `gs://` URLs, relative paths and `~` work.
           save_every: when the manager, called in the loop, saves; by default at every call.
           keep: which steps are kept; by default all.
           metric: the name of the metric that decides what is best; needed when there are several.
@@ -85,6 +87,9 @@ class CheckpointManager:
             `wait` for it, or `skip` this one. (`save` always waits.)
           options: how to write and read.
           read_only: for evaluators; nothing is created, removed or saved.
+          local: a directory on a disk of each host's own, for frequent saves beside those to
+            `directory`; two are kept. What is newest, and there on every host, is restored.
+          local_every: when the manager, called in the loop, saves there.
           clock: seconds, for time-based saves.
 
         Raises:
@@ -92,7 +97,7 @@ class CheckpointManager:
         """
         if mode not in ("min", "max") or if_busy not in ("wait", "skip"):
             raise ValueError(f"mode={mode!r} must be min or max, if_busy={if_busy!r} wait or skip")
-        self.directory = filesystem.local_path(directory)
+        self.directory = locate(directory, options)
         self.report: RestoreReport | None = None
         self._metric, self._mode, self._options = metric, mode, options
         self._skip_if_busy, self._read_only, self._clock = if_busy == "skip", read_only, clock
@@ -105,11 +110,12 @@ class CheckpointManager:
         self._before_save: int | None = None
         self._damaged: set[int] = set()
         self._closed = False
-        if not read_only:
-            filesystem.make_directory(self.directory, fsync=options.fsync)
-            filesystem.check_writable(self.directory)
-            for path in remove_abandoned(self.directory, claims=not options.atomic_rename):
-                logger.info("removed %s, left by a save that never ended", path)
+        self._is_asked_to_end = self.preempted = False
+        self._local_directory, self._local_every, self._async = local, local_every, async_
+        if not read_only and not isinstance(self.directory, BucketPath):
+            # A bucket that cannot be used is found out by the first request.
+            location.prepare(self.directory, options)
+            log_removed(location.remove_abandoned(self.directory, options))
 
     # Saving
 
@@ -130,9 +136,26 @@ class CheckpointManager:
         step = check_step(step)
         self.raise_failure()
         warn_jumped_over(self._pacer, step)
-        if not self._pacer.decide(step, self._clock()):
+        if not self.is_due(self._pacer, step, self._clock(), lambda: state):
             return False
         return self.save_if_new(step, state, metrics=metrics)
+
+    def is_due(self, pacer: Pacer, step: int, now: float, state_fn: Callable[[], Any]) -> bool:
+        """Whether `step` is to be saved, to all processes alike; for hooks, once a step.
+
+        It is when `pacer` says so, or when the job is to end, and then `preempted` is set: jax's
+        preemption service says so, or a signal came within `on_preemption`. On the way, the step
+        is saved on the host's own disk, if it is due there.
+        """
+        ends = preemption.reached(step) or (self._is_asked_to_end and not self.preempted)
+        self.preempted = self.preempted or ends
+        if self._local is not None and step != self._last_step:
+            self._local.save_if_due(step, self._clock(), state_fn)
+        return self._group.paced(pacer, step, now) or ends
+
+    def ask_to_end(self) -> None:
+        """Makes the next call save, whatever the schedule says, and set `preempted`."""
+        self._is_asked_to_end = True
 
     def save_if_new(
         self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None
@@ -140,18 +163,21 @@ class CheckpointManager:
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
         if step == self._last_step:
             return False  # just restored, or saved, or being saved
-        if self._skip_if_busy and self._writer.background.busy:
+        decide = self._group.decide
+        if self._skip_if_busy and not self.preempted and decide("skipping a save", self._is_busy):
             logger.warning("step %d is not saved: the save before it is still running", step)
             return False
         began = self._clock()
         self.wait()
         self._pacer.lost += self._clock() - began
         damaged = step in self._damaged
-        if self._run.described(step) is not None and not damaged:
+        exists = decide(f"looking for step {step}", lambda: self._run.described(step) is not None)
+        if exists and not damaged:
             logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
-        if damaged and not self._options.atomic_rename:
-            self._run.delete(step)  # it cannot be replaced, and is of no use
+        if damaged and not location.is_replaceable(self._run.path(step), self._options):
+            # It is of no use.
+            decide(f"deleting step {step}", lambda: self._run.delete(step))
         self.save(step, state, metrics=metrics, overwrite=damaged)
         self._damaged.discard(step)
         return True
@@ -188,7 +214,9 @@ class CheckpointManager:
         """
         self._check_writable()
         step, began = check_step(step), self._clock()
-        self._writer.save(step, state, metrics or {}, metadata or {}, overwrite=overwrite)
+        self._writer.save(
+            step, state, metrics or {}, metadata or {}, overwrite=overwrite, group=self._group
+        )
         self._before_save = self._last_step
         self._note(step)
         if wait:
@@ -226,17 +254,11 @@ class CheckpointManager:
         if on_corrupt not in ("raise", "previous"):
             raise ValueError(f"on_corrupt={on_corrupt!r} must be raise or previous")
         self.wait()
-        step = self._existing(step)
-        older = self.steps() if on_corrupt == "previous" else []
-
-        def restore(checkpoint: Checkpoint) -> tuple[Any, RestoreReport]:
-            return restore_tree(
-                checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=self._options
-            )
-
-        candidates = [step, *(s for s in reversed(older) if s < step)]
-        paths = [(s, self._run.path(s)) for s in candidates]
-        step, tree, self.report = restore_intact(paths, restore, self._options)
+        restore = functools.partial(
+            restore_tree, target=target, as_numpy=as_numpy, dtype=dtype, options=self._options
+        )
+        wanted, older = step if step is None else check_step(step), on_corrupt == "previous"
+        step, tree, self.report = self._sources.restore(restore, wanted, older=older)
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._note(step)
@@ -263,7 +285,7 @@ class CheckpointManager:
         """
         abstract = abstract_state(init_fn, *args, mesh=mesh, rules=rules, specs=specs)
         self.wait()
-        if self.latest_step is None:
+        if self._sources.is_empty():
             return initialise(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
         return self.restore(abstract, on_corrupt=on_corrupt)
 
@@ -289,7 +311,7 @@ class CheckpointManager:
             if not nnx_objects.is_object(value):
                 raise TypeError(f"update takes nnx objects, got a {type(value).__name__}")
         self.wait()
-        if step is None and self.latest_step is None:
+        if step is None and self._sources.is_empty():
             return None
         target = objects[0] if len(objects) == 1 else objects
         restored = self.restore(nnx_objects.split(target)[0], step=step, on_corrupt=on_corrupt)
@@ -335,8 +357,7 @@ class CheckpointManager:
         Raises:
           CheckpointNotFoundError: when there is no such step.
         """
-        described = self._run.described(self._existing(step))
-        return dict(described.metrics) if described else {}
+        return dict(self._run.existing(step).metrics)
 
     def metadata(self, step: int) -> dict[str, Any]:
         """The metadata that `step` was saved with.
@@ -344,8 +365,7 @@ class CheckpointManager:
         Raises:
           CheckpointNotFoundError: when there is no such step.
         """
-        described = self._run.described(self._existing(step))
-        return dict(described.metadata) if described else {}
+        return dict(self._run.existing(step).metadata)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
@@ -355,7 +375,7 @@ class CheckpointManager:
         """
         self._check_writable()
         self.wait()
-        self._run.pin(self._existing(step), pinned=pinned)
+        self._group.decide(f"pinning step {step}", lambda: self._run.pin(step, pinned=pinned))
 
     def delete(self, step: int) -> None:
         """Deletes `step`.
@@ -366,7 +386,8 @@ class CheckpointManager:
         """
         self._check_writable()
         self.wait()
-        self._run.delete(self._existing(step))
+        self._group.decide(f"deleting step {step}", lambda: self._run.delete(step))
+        self._run.forget(step)
 
     def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
         """Yields each step of the run that is newer than those before, as it is committed.
@@ -375,33 +396,39 @@ class CheckpointManager:
           timeout_secs: ends after so many seconds without a new step; by default never.
           poll_secs: how often to look.
         """
-        seen, since = -1, self._clock()
-        while True:
-            for step in self.steps():
-                if step > seen:
-                    seen = step
-                    yield step
-                    since = self._clock()
-            if timeout_secs is not None and self._clock() - since >= timeout_secs:
-                return
-            threading.Event().wait(poll_secs)
-
-    def _existing(self, step: int | None) -> int:
-        """`step`, or the newest one, when it is there."""
-        found = self.latest_step if step is None else check_step(step)
-        if found is None or self._run.described(found) is None:
-            steps = self.steps()
-            there = f"It has {', '.join(map(str, steps))}." if steps else "It has none."
-            wanted = "no step" if step is None else f"no step {step}"
-            raise CheckpointNotFoundError(f"{self.directory} has {wanted}. {there}")
-        return found
+        return follow(self.steps, self._clock, timeout_secs, poll_secs)
 
     def _note(self, step: int) -> None:
         """Notes that the state of the loop is that of `step`, and is saved."""
         self._last_step = step
         self._pacer.saved(step, self._clock())
 
+    # The processes of the job
+
+    @functools.cached_property
+    def _group(self) -> Group:
+        """The processes of the job, who all save and restore together."""
+        board = functools.partial(location.board, self.directory)
+        return processes.join(self._options.timeout_secs, board)
+
+    @functools.cached_property
+    def _local(self) -> LocalTier | None:
+        """The tier on the host's own disk, if there is to be one."""
+        if self._local_directory is None:
+            return None
+        path, every = filesystem.local_path(self._local_directory), self._local_every
+        return open_tier(path, every, self._group, self._options, async_=self._async)
+
+    @functools.cached_property
+    def _sources(self) -> Sources:
+        """Where steps are restored from."""
+        return Sources(self._run, self._local, self._group, self._options)
+
     # The background
+
+    def _is_busy(self) -> bool:
+        """Whether a save is in flight."""
+        return self._writer.background.busy
 
     @property
     def last_error(self) -> BaseException | None:
@@ -430,6 +457,8 @@ class CheckpointManager:
         """
         self._writer.background.join()
         self.raise_failure()
+        if self._local is not None:
+            self._local.wait()
 
     def close(self) -> None:
         """Waits, and refuses further saves.

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from flaxckpt.storage.object_store import ObjectStore
+
 MIB = 1 << 20
 # Encoded chunks in flight: enough to keep a disk busy while the next ones are made.
 BUFFER_BYTES = 96 * MIB
@@ -33,8 +35,9 @@ class Options:
       atomic_rename: whether the file system renames a directory atomically and without copying
         it. `False` is for buckets that are mounted as directories: a step is then written in place
         and becomes visible by a marker, and cannot be replaced with `overwrite=True`.
-      timeout_secs: how long `wait`, `close` and a save that waits for the one before it wait for
-        a save in the background, in seconds, before they raise.
+      timeout_secs: how long anything is waited for, in seconds, before that is an error: a save in
+        the background, other processes, an object store.
+      storage: how object stores (`s3://`, `gs://`) are reached.
 
     Raises:
       ValueError: when a size or the timeout is not positive, or `max_host_bytes` has not room for
@@ -51,6 +54,7 @@ class Options:
     fsync: bool = True
     atomic_rename: bool = True
     timeout_secs: float = 3600.0
+    storage: ObjectStore = ObjectStore()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
         """Refuses sizes and timeouts that are not positive, or do not go together."""

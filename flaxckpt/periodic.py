@@ -102,13 +102,16 @@ class PeriodicCheckpoint(_Base):
             self._restored = restored
             self._pacer.saved(restored, now)
         warn_jumped_over(self._pacer, step)
-        if not self._pacer.decide(step, now):
+        if not self._manager.is_due(self._pacer, step, now, lambda: self._state(state)):
             return False
-        state = self._state_fn() if state is None and self._state_fn is not None else state
-        saved = self._manager.save_if_new(step, state, metrics=metrics)
+        saved = self._manager.save_if_new(step, self._state(state), metrics=metrics)
         if saved:
             self._pacer.saved(step, now)
         return saved
+
+    def _state(self, state: Any) -> Any:
+        """The state of this call."""
+        return self._state_fn() if state is None and self._state_fn is not None else state
 
     def _apply(self, step: int, t: float) -> None:
         """What `PeriodicAction` would call; here the call itself does the work."""

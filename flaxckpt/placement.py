@@ -89,13 +89,14 @@ def to_devices(leaves: Sequence[Wanted]) -> list[jax.Array]:
 
 def _alone(leaf: Wanted) -> jax.Array | None:
     """The array of a leaf that needs a call of its own."""
-    if leaf.spec.weak_type and not leaf.shape:
+    spread = leaf.where is not None and not leaf.where.is_fully_addressable
+    if leaf.spec.weak_type and not leaf.shape and not spread:
         # jax gives a Python number a weak type; no other way costs no compilation.
         # (It would quieten a signalling NaN.)
         values = _convert(leaf.parts[whole(())], leaf.spec)
         weak = jax.device_put(values.item(), leaf.where)
         return weak if weak.dtype == values.dtype and values == values else None
-    if leaf.where is None or whole(leaf.shape) in leaf.parts:
+    if leaf.where is None or (whole(leaf.shape) in leaf.parts and not spread):
         return None
     return jax.make_array_from_callback(
         leaf.shape,

@@ -16,12 +16,16 @@ from typing import Any, NamedTuple
 from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead, Parts, Plan, plan
 from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.metadata import limits
 from flaxckpt.spans import Problem, SpanRead, finish_span, read_span, spans
 from flaxckpt.storage import layout
 from flaxckpt.storage.index import Index, Place, read_index
+from flaxckpt.storage.location import Location
 
 # Disks want several requests at a time; more threads than this gain nothing.
 THREADS = max(4, min(16, os.cpu_count() or 1))
+# A bucket takes its time to answer, and answers many at once.
+BUCKET_THREADS = 32
 # So little is read without other threads, which would take longer to start.
 INLINE_BYTES = 4 << 20
 # What is read, and then put on its devices, together.
@@ -74,7 +78,7 @@ class _Started(NamedTuple):
     group: _Group
     futures: Sequence[concurrent.futures.Future[SpanRead]]
 
-    def finish(self, directory: Path) -> tuple[Sequence[Plan], list[Problem]]:
+    def finish(self, directory: Location) -> tuple[Sequence[Plan], list[Problem]]:
         """The group once it is read, with what was wrong with it."""
         problems = [p for f in self.futures for p in finish_span(directory, f.result())]
         return self.group.plans, problems
@@ -102,7 +106,7 @@ def _read(
         return
     index = _index_of(checkpoint)
     waiting: collections.deque[_Started] = collections.deque()
-    with _executor(sum(read.array.nbytes for read in reads)) as pool:
+    with _executor(checkpoint, sum(read.array.nbytes for read in reads)) as pool:
         try:
             for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
                 while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
@@ -127,8 +131,10 @@ class _Inline(concurrent.futures.Executor):
         return future
 
 
-def _executor(nbytes: int) -> concurrent.futures.Executor:
+def _executor(checkpoint: Checkpoint, nbytes: int) -> concurrent.futures.Executor:
     """What reads `nbytes`."""
+    if not isinstance(checkpoint.path, Path):
+        return concurrent.futures.ThreadPoolExecutor(BUCKET_THREADS, "flaxckpt-read")
     if nbytes <= INLINE_BYTES:
         return _Inline()
     return concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read")
@@ -147,6 +153,9 @@ def _index_of(checkpoint: Checkpoint) -> Index:
         raise CorruptCheckpointError(
             f"the arrays at {checkpoint.item} are {what}. Restore another step."
         )
+    if not isinstance(checkpoint.path, Path):  # where there are sizes, they are checked by them
+        stored = sum(len(v) if isinstance(v, bytes) else v.length for v in index.values())
+        limits.check_claims(checkpoint.item, checkpoint.tree.records, stored)
     return index
 
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from typing import Any
 
 import jax
-from etils import epath
 
 from flaxckpt import collector
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
@@ -16,6 +15,7 @@ from flaxckpt.leaf_values import read_leaves
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.options import Options
 from flaxckpt.restore_plan import LeafPlan, with_target, without_target
+from flaxckpt.storage.location import PathLike
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.rebuild import build
 from flaxckpt.tree.structure import flatten
@@ -54,7 +54,7 @@ class RestoreReport:
 
 
 def restore(
-    path: epath.PathLike,
+    path: PathLike,
     target: Any = None,
     *,
     as_numpy: bool = False,
@@ -64,7 +64,7 @@ def restore(
     """Restores the checkpoint at `path`.
 
     Args:
-      path: the directory of one checkpoint; a step of a run is one too.
+      path: the directory of one checkpoint, or its URL; a step of a run is one too.
       target: a tree like the one that was saved, concrete or abstract (`abstract_state`,
         `jax.eval_shape`). The result has its containers, leaf types and shardings. Without a
         target the saved containers are rebuilt (see `register_node`); what was a `jax.Array` is
@@ -84,7 +84,7 @@ def restore(
       >>> flaxckpt.restore(tmp_path / "exported")
       {'step': 7}
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, options)
     return restore_tree(checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=options)[0]
 
 

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from pathlib import Path
 
 from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.retention import StepInfo
-from flaxckpt.storage import filesystem, layout
-from flaxckpt.storage.commit import remove
+from flaxckpt.storage import layout, location
+from flaxckpt.storage.location import Location
 
 
 class Run:
@@ -21,14 +20,14 @@ class Run:
     committed when it has that name. Everything else in the directory is not looked at.
     """
 
-    def __init__(self, directory: Path, *, fsync: bool):
+    def __init__(self, directory: Location, *, fsync: bool):
         """The run in `directory`, which need not exist."""
         self.directory = directory
         self._fsync = fsync
         # What was committed does not change, so it is read once.
         self._known: dict[int, CheckpointMetadata] = {}
 
-    def path(self, step: int) -> Path:
+    def path(self, step: int) -> Location:
         """Where `step` is, or would be."""
         return self.directory / layout.step_name(step)
 
@@ -43,10 +42,7 @@ class Run:
 
     def _listed(self) -> list[int]:
         """The directories whose name is a step, in order."""
-        try:
-            names = [path.name for path in self.directory.iterdir()]
-        except (FileNotFoundError, NotADirectoryError):
-            names = []
+        names = location.listed(self.directory)
         found = {step for name in names if (step := layout.parse_step(name)) is not None}
         for deleted in set(self._known) - found:
             self._known.pop(deleted, None)
@@ -70,6 +66,30 @@ class Run:
         self._known[step] = found
         return found
 
+    def existing(self, step: int | None) -> CheckpointMetadata:
+        """What is known of `step`, which must be there; `None` stands for one that never is.
+
+        Raises:
+          CheckpointNotFoundError: when it is not there.
+        """
+        if step is not None and (found := self.described(step)) is not None:
+            return found
+        steps = self.steps()
+        there = f"It has {', '.join(map(str, steps))}." if steps else "It has none."
+        wanted = "no step" if step is None else f"no step {step}"
+        raise CheckpointNotFoundError(f"{self.directory} has {wanted}. {there}")
+
+    def candidates(self, step: int | None, *, older: bool) -> list[int]:
+        """`step`, or the newest one, and with `older` those before it, the newest first.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+        """
+        first = self.latest() if step is None else step
+        self.existing(first)
+        assert first is not None, "it exists"
+        return [first, *(s for s in reversed(self.steps()) if older and s < first)]
+
     def forget(self, step: int) -> None:
         """Reads `step` anew when it is asked for next."""
         self._known.pop(step, None)
@@ -92,23 +112,25 @@ class Run:
         return (self.path(step) / layout.PINNED).exists()
 
     def pin(self, step: int, *, pinned: bool) -> None:
-        """Pins `step`, or unpins it."""
+        """Pins `step`, or unpins it.
+
+        Raises:
+          CheckpointNotFoundError: when there is no such step.
+        """
+        self.existing(step)
         file = self.path(step) / layout.PINNED
-        if pinned:
-            file.touch()
-        else:
-            file.unlink(missing_ok=True)
-        if self._fsync:
-            filesystem.fsync_path(file.parent)
+        location.set_flag(file, pinned, fsync=self._fsync)
 
     def delete(self, step: int) -> None:
         """Deletes `step`.
 
         Raises:
+          CheckpointNotFoundError: when there is no such step.
           StepPinnedError: when it is pinned.
         """
+        self.existing(step)
         self.check_not_pinned(step)
-        remove(self.path(step), fsync=self._fsync)
+        location.remove(self.path(step), fsync=self._fsync)
         self.forget(step)
 
     def check_not_pinned(self, step: int) -> None:

@@ -124,8 +124,10 @@ class SavePlan:
         return files
 
 
-def make_plan(tree: Any, treedef: Any, chunk_bytes: int) -> tuple[SavePlan, list[Array]]:
-    """The plan of `tree`, whose structure is `treedef`, and its arrays.
+def make_plan(
+    tree: Any, treedef: Any, chunk_bytes: int, process: int | None = None
+) -> tuple[SavePlan, list[Array]]:
+    """The plan of `tree`, whose structure is `treedef`, and its arrays; see `plan_array`.
 
     Raises:
       UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
@@ -141,7 +143,7 @@ def make_plan(tree: Any, treedef: Any, chunk_bytes: int) -> tuple[SavePlan, list
         if not isinstance(value, jax.Array | np.ndarray):
             records.append(LeafRecord(name, spec, value=_as_json(value, name)))
             continue
-        arrays.append(plan_array(store, value, chunk_bytes))
+        arrays.append(plan_array(store, value, chunk_bytes, process))
         data.append(value)
         stored = arrays[-1].stored
         spec = spec_of(spec.kind, stored, spec.weak_type, spec.impl)

@@ -56,6 +56,11 @@ class Every:
         """Whether steps or seconds make a save due."""
         return any(value is not None for value in (self.steps, self.secs, self.minutes))
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether clocks have a part in the decision, which differ from process to process."""
+        return any(value is not None for value in (self.secs, self.minutes, self.max_overhead))
+
     def due(self, step: int, *, last: int, elapsed: float) -> bool:
         """Whether `step` is to be saved, if the loop can afford it.
 

@@ -44,10 +44,13 @@ class Piece(NamedTuple):
 
 
 @collector.paused()
-def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> State:
+def take_apart(
+    tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
+) -> State:
     """`tree` with the plan to write it, which is `plan` where that fits.
 
-    Every leaf is looked at before any value is copied.
+    Every leaf is looked at before any value is copied. `process` is the index of this process in a
+    job of several.
 
     Raises:
       UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
@@ -61,7 +64,7 @@ def take_apart(tree: Any, chunk_bytes: int, plan: SavePlan | None = None) -> Sta
         raise
     data = None if plan is None else plan.data(stateful, treedef, leaves)
     if plan is None or data is None:
-        plan, data = make_plan(stateful, treedef, chunk_bytes)
+        plan, data = make_plan(stateful, treedef, chunk_bytes, process)
     return State(plan, data)
 
 

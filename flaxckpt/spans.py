@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -12,6 +11,7 @@ from flaxckpt.chunk_reads import ChunkRead
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.storage import data_files, zarr3
 from flaxckpt.storage.index import Index, Place
+from flaxckpt.storage.location import Location
 
 # What is read at once; in between, what lies between two chunks may be read too.
 SPAN_BYTES = 8 << 20
@@ -88,7 +88,7 @@ class _Bytes(NamedTuple):
     data: memoryview
 
 
-def read_span(directory: Path, span: Span) -> SpanRead:
+def read_span(directory: Location, span: Span) -> SpanRead:
     """Reads the bytes of `span`; for `finish_span`, or all there is to do for a large chunk.
 
     This runs in threads, so it does little that holds Python's lock: with many small chunks, the
@@ -99,14 +99,14 @@ def read_span(directory: Path, span: Span) -> SpanRead:
     return SpanRead(span, _read_together(directory, span), [])
 
 
-def finish_span(directory: Path, read: SpanRead) -> list[Problem]:
+def finish_span(directory: Location, read: SpanRead) -> list[Problem]:
     """Checks and distributes the chunks of a span; returns what was wrong with any of them."""
     if read.span[0].is_direct:
         return read.problems
     return [p for located in read.span for p in _chunk_problems(directory, located, read.data)]
 
 
-def _read_together(directory: Path, span: Span) -> _Bytes | None:
+def _read_together(directory: Location, span: Span) -> _Bytes | None:
     """All of `span`; `None` when it is to be read chunk by chunk, so that each error is its own."""
     first, last = span[0].place, span[-1].place
     if not isinstance(first, Place) or not isinstance(last, Place):
@@ -118,7 +118,7 @@ def _read_together(directory: Path, span: Span) -> _Bytes | None:
         return None
 
 
-def _chunk_problems(directory: Path, located: Located, data: _Bytes | None) -> list[Problem]:
+def _chunk_problems(directory: Location, located: Located, data: _Bytes | None) -> list[Problem]:
     """What is wrong with one chunk, after it was put where it belongs."""
     try:
         _read_chunk(directory, located, data)
@@ -127,7 +127,7 @@ def _chunk_problems(directory: Path, located: Located, data: _Bytes | None) -> l
     return []
 
 
-def _read_chunk(directory: Path, located: Located, together: _Bytes | None) -> None:
+def _read_chunk(directory: Location, located: Located, together: _Bytes | None) -> None:
     """Reads one chunk, unless it was read with others, checks it and puts it where it belongs.
 
     Raises:
@@ -152,7 +152,7 @@ def _read_chunk(directory: Path, located: Located, together: _Bytes | None) -> N
     chunk.distribute(zarr3.decode_chunk(encoded, chunk.shape, chunk.storage))
 
 
-def _read_into(directory: Path, place: Place, memory: np.ndarray) -> None:
+def _read_into(directory: Location, place: Place, memory: np.ndarray) -> None:
     """Reads a chunk whose first bytes are those of `memory`; its padding is only checked."""
     body = zarr3.as_bytes(memory)
     padding = memoryview(bytearray(place.length - len(body) - zarr3.CHECKSUM_BYTES))

@@ -3,22 +3,27 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import crc32c
-from etils import epath
 
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
 from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord
+from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.reading import check_arrays
 from flaxckpt.sharding.chunks import chunks_of, whole
-from flaxckpt.storage import data_files, layout, zarr3
+from flaxckpt.storage import data_files, layout, location, zarr3
 from flaxckpt.storage.index import Place, check_versions, read_index
+from flaxckpt.storage.location import Location, PathLike
+
+_PREFIX = f"{layout.ITEM}/"
+_DATABASE = re.compile(rf"{_PREFIX}({layout.CHILD}[^/]+/)?({layout.MANIFEST}|d/[0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,9 +47,7 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(
-    path: epath.PathLike, *, strict: bool = False, options: Options = Options()
-) -> VerifyReport:
+def verify(path: PathLike, *, strict: bool = False, options: Options = Options()) -> VerifyReport:
     """Reads every byte of the checkpoint at `path` and checks every checksum.
 
     It also finds chunks and files that are missing, that no leaf has, or of another size.
@@ -63,7 +66,7 @@ def verify(
       >>> bool(flaxckpt.verify(tmp_path / "exported"))
       True
     """
-    checkpoint = open_checkpoint(path)
+    checkpoint = open_checkpoint(path, options)
     records = checkpoint.tree.records
     with unchanged(checkpoint.path, checkpoint.described):
         problems = (
@@ -79,20 +82,29 @@ def verify(
 
 def _check_files(checkpoint: Checkpoint) -> Iterator[str]:
     """What is wrong with the files beside the metadata."""
-    for path in checkpoint.path.iterdir():
-        if path.name not in layout.CHECKPOINT_ENTRIES:
-            yield f"the file {path} does not belong to the checkpoint"
-    item, expected = checkpoint.item, checkpoint.tree.files
-    found = {str(p.relative_to(item)): p for p in sorted(item.rglob("*")) if not p.is_dir()}
-    for name in found.keys() - expected.keys() - {layout.TREE_METADATA}:
-        yield f"the file {item}/{name} does not belong to the checkpoint"
+    path, item, expected = checkpoint.path, checkpoint.item, checkpoint.tree.files
+    found = set(location.files(path))
+    ours = {layout.TREE_METADATA, *expected}
+    if not isinstance(path, Path):  # of a bucket's data files nothing is known but their names
+        ours |= {name[len(_PREFIX) :] for name in found if _DATABASE.fullmatch(name)}
+    known = {_PREFIX + name for name in ours} | layout.CHECKPOINT_ENTRIES
+    for name in sorted(found - known):
+        yield f"the file {path}/{name} does not belong to the checkpoint"
     for name, file in expected.items():
-        if name not in found:
+        if _PREFIX + name not in found:
             yield f"the file {item}/{name} is missing"
-        elif (size := found[name].stat().st_size) != file.size:
-            yield f"the file {item}/{name} has {size} bytes instead of {file.size}"
-        elif file.crc32c is not None and crc32c.crc32c(found[name].read_bytes()) != file.crc32c:
-            yield f"the file {item}/{name} does not match its checksum"
+        elif problem := _file_problem(item / name, file):
+            yield f"the file {item}/{name} {problem}"
+
+
+def _file_problem(path: Location, file: SavedFile) -> str | None:
+    """What is wrong with a file that is there."""
+    if isinstance(path, Path) and (size := path.stat().st_size) != file.size:
+        return f"has {size} bytes instead of {file.size}"
+    if file.crc32c is None:
+        return None
+    data = path.read_bytes() if isinstance(path, Path) else path.read() or b""
+    return None if crc32c.crc32c(data) == file.crc32c else "does not match its checksum"
 
 
 def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
@@ -116,7 +128,7 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"the value {key} in {checkpoint.item} belongs to no leaf"
 
 
-def _value(directory: Path, place: Place | bytes | None, size: int) -> bytes | None:
+def _value(directory: Location, place: Place | bytes | None, size: int) -> bytes | None:
     """The value that lies at `place`, which should have `size` bytes; `None` when it has not."""
     if not isinstance(place, Place):
         return place

@@ -6,21 +6,30 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
+from flaxckpt.agreement import Group, Meeting
 from flaxckpt.background import Background
-from flaxckpt.errors import DirectoryError, InvalidMetricError, StepPinnedError
+from flaxckpt.errors import (
+    CheckpointNotFoundError,
+    DirectoryError,
+    InvalidMetricError,
+    StepPinnedError,
+)
 from flaxckpt.feed import Feed
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
 from flaxckpt.retention import Keep, Mode
 from flaxckpt.run import Run
-from flaxckpt.save import check_vacant, write
+from flaxckpt.save import check_vacant
 from flaxckpt.save_plan import SavePlan
 from flaxckpt.snapshot import Piece, State, hold, stream, take_apart
-from flaxckpt.storage import layout
+from flaxckpt.storage import layout, location
+from flaxckpt.storage.bucket import BucketPath
+from flaxckpt.storage.location import Location
+from flaxckpt.writing import Job, write
 
 logger = logging.getLogger("flaxckpt")
 
@@ -48,13 +57,21 @@ class Retention:
 
 
 @dataclasses.dataclass
-class _Job:
-    """One step to write. `blocked` is for how many seconds the loop waited, if not for all."""
+class _Save:
+    """One step that is being saved.
+
+    Attributes:
+      step: its number.
+      job: what is written, and where.
+      meeting: of the processes that write it.
+      began: when the loop called, in seconds.
+      blocked: for how many seconds the loop waited, if not for all.
+    """
 
     step: int
-    plan: SavePlan
-    described: CheckpointMetadata
-    overwrite: bool
+    job: Job
+    meeting: Meeting
+    began: float
     blocked: float | None = None
 
 
@@ -67,6 +84,7 @@ class Writer:
         self._run, self._retention, self._options = run, retention, options
         self._async = async_
         self._plan: SavePlan | None = None
+        self._is_prepared = False
 
     def save(
         self,
@@ -76,73 +94,93 @@ class Writer:
         metadata: Mapping[str, Any],
         *,
         overwrite: bool,
+        group: Group,
+        attempt: str | None = None,
     ) -> None:
-        """Saves `state` as `step`; returns when the state may change.
+        """Saves `state` as `step`, with all of `group`; returns when the state may change.
 
-        The save before this one is waited for, and its failure is raised.
+        The save before this one is waited for, and its failure is raised. The `attempt` is the id
+        of the save, if it has one already.
         """
         began = time.monotonic()
         numbers = checkpoint_metadata.check_metrics(metrics)
         self._retention.check(numbers)
         user_metadata = checkpoint_metadata.check_metadata(metadata)
-        described = CheckpointMetadata(
-            layout.new_attempt(), time.time_ns(), 0, numbers, user_metadata
-        )
         self.wait()
+        path = self._run.path(step)
+        meeting = group.meet(f"saving step {step} of {self._run.directory}")
+        with meeting.reporting():
+            started = time.time_ns()
+            admitted = meeting.decide(functools.partial(self._admit, step, overwrite))
+            described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
+            taken = take_apart(state, self._options.chunk_bytes, self._plan, group.process)
+            self._plan = taken.plan
+            job = Job(taken.plan, path, described, overwrite, self._options)
+            self._start(_Save(step, job, meeting, began), taken)
+
+    def _admit(self, step: int, overwrite: bool) -> str:
+        """The id of an attempt to save `step`, once that is known to be possible."""
+        if isinstance(self._run.directory, BucketPath) and not self._is_prepared:
+            # Not when the run was opened: another writer's claims look like those of one that is
+            # gone, and whoever only pins a step must not take them over.
+            location.prepare(self._run.directory, self._options)
+            log_removed(location.remove_abandoned(self._run.directory, self._options))
+            self._is_prepared = True
         check_vacant(self._run.path(step), overwrite=overwrite)
         self._run.check_not_pinned(step)
-        taken = take_apart(state, self._options.chunk_bytes, self._plan)
-        self._plan = taken.plan
-        self._start(_Job(step, taken.plan, described, overwrite), taken, began)
+        return layout.new_attempt()
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
         self.background.join()
         self.background.raise_failure()
 
-    def _start(self, job: _Job, state: State, began: float) -> None:
+    def _start(self, save: _Save, state: State) -> None:
         """Writes `state`, or sees to it that it is written whatever becomes of the state."""
         limit = self._options.snapshot_bytes
-        name = f"saving step {job.step} to {self._run.directory}"
         if not self._async:
-            self._write(job, stream(state, limit, copy=False), began)
-        elif limit is None or job.plan.nbytes <= limit:
+            self._write(save, stream(state, limit, copy=False))
+        elif limit is None or save.job.plan.nbytes <= limit:
             pieces = hold(state)
-            job.blocked = time.monotonic() - began
-            self.background.start(name, functools.partial(self._write, job, pieces, began))
+            save.blocked = time.monotonic() - save.began
+            self._begin(save, functools.partial(self._write, save, pieces))
         else:
             feed = Feed(limit // 2)
-            self.background.start(name, functools.partial(self._write_fed, job, feed, began))
+            self._begin(save, functools.partial(self._write_fed, save, feed))
             went_on = feed.put_all(stream(state, limit // 2, copy=True))
-            job.blocked = time.monotonic() - began
+            save.blocked = time.monotonic() - save.began
             feed.end()
             if not went_on:
                 self.wait()
 
-    def _write_fed(self, job: _Job, feed: Feed, began: float) -> None:
+    def _begin(self, save: _Save, task: Callable[[], None]) -> None:
+        """Has the background write."""
+        self.background.start(f"saving step {save.step} to {self._run.directory}", task)
+
+    def _write_fed(self, save: _Save, feed: Feed) -> None:
         """As `_write`; when it fails, the loop's thread is not kept waiting."""
         try:
-            self._write(job, feed, began)
+            self._write(save, feed)
         finally:
             feed.stop()
 
-    def _write(self, job: _Job, pieces: Iterable[Piece], began: float) -> None:
+    def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
-        path = self._run.path(job.step)
-        options = self._options
-        write(job.plan, pieces, path, job.described, overwrite=job.overwrite, options=options)
-        self._run.forget(job.step)
-        seconds = time.monotonic() - began
+        plan, path = save.job.plan, save.job.final
+        write(save.job, pieces, save.meeting)
+        self._run.forget(save.step)
+        seconds = time.monotonic() - save.began
         logger.info(
             "saved step %d: %d leaves, %.1f MB in %.3f s (%.1f ms blocked) to %s",
-            job.step,
-            len(job.plan.records),
-            job.plan.nbytes / 1e6,
+            save.step,
+            len(plan.records),
+            plan.nbytes / 1e6,
             seconds,
-            (seconds if job.blocked is None else job.blocked) * 1e3,
+            (seconds if save.blocked is None else save.blocked) * 1e3,
             path,
         )
-        self._delete_unkept(job.step)
+        if save.meeting.group.is_leader:
+            self._delete_unkept(save.step)
 
     def _delete_unkept(self, saved: int) -> None:
         """Deletes the steps that are not to be kept. Only called after the commit of `saved`.
@@ -157,11 +195,17 @@ class Writer:
         for step in sorted({info.step for info in infos} - kept):
             try:
                 self._run.delete(step)
-            except StepPinnedError:
-                continue  # only now is it looked up whether a step is pinned
+            except (StepPinnedError, CheckpointNotFoundError):
+                continue  # only now is it looked up whether a step is pinned, or gone
             except OSError as error:
                 raise DirectoryError(
                     f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
                     f"deleted: {error}"
                 ) from error
             logger.debug("deleted step %d of %s", step, self._run.directory)
+
+
+def log_removed(paths: Iterable[Location]) -> None:
+    """Says what writers that are gone had left."""
+    for path in paths:
+        logger.info("removed %s, left by a save that never ended", path)

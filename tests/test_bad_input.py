@@ -68,9 +68,10 @@ def test_a_level_too_high_or_too_deep(tmp_path):
         flaxckpt.restore(tmp_path / "run/10/state")
 
 
-def test_a_bucket_is_refused_until_it_works():
-    with pytest.raises(errors.DirectoryError, match="gs://bucket/x is not on a local"):
-        flaxckpt.save("gs://bucket/x", TREE)
+@pytest.mark.parametrize("url", ["hdfs://host/x", "s3://", "gs://bucket/a//b", "s3://bucket/../x"])
+def test_a_url_of_another_kind_or_an_incomplete_one_is_refused(url):
+    with pytest.raises(errors.DirectoryError, match="bucket"):
+        flaxckpt.save(url, TREE)
 
 
 def test_relative_paths_and_home(tmp_path, monkeypatch):

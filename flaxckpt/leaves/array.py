@@ -56,10 +56,10 @@ class NumpyArrays:
 
 
 def check_concrete(leaf: Any) -> jax.Array:
-    """`leaf`, when it is an array whose values this process can save.
+    """`leaf`, when it is an array that has values.
 
     Raises:
-      UnsupportedLeafError: when it is abstract, deleted, or spread over several processes.
+      UnsupportedLeafError: when it is abstract or deleted.
     """
     if isinstance(leaf, jax.ShapeDtypeStruct | jax.core.Tracer):
         raise UnsupportedLeafError(
@@ -70,11 +70,6 @@ def check_concrete(leaf: Any) -> jax.Array:
         raise UnsupportedLeafError(
             "its buffer was deleted, most likely by a jit that donated it. Save the state that "
             "the train step returned, not the one it was given."
-        )
-    if not leaf.is_fully_addressable:
-        raise UnsupportedLeafError(
-            "it is spread over several processes, and this version saves from one process. "
-            "Gather it first (jax.experimental.multihost_utils.process_allgather)."
         )
     return leaf
 

@@ -8,7 +8,6 @@ from __future__ import annotations
 import dataclasses
 import math
 from collections.abc import Mapping
-from pathlib import Path
 from typing import Any
 
 import orjson
@@ -16,8 +15,9 @@ import orjson
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
 from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.tree import check_format
-from flaxckpt.storage import marker
+from flaxckpt.storage import location
 from flaxckpt.storage.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
+from flaxckpt.storage.location import Location
 
 # Orbax finds the reader of an item by this name. Only a handler of its v0 API is found by both
 # of its APIs.
@@ -61,7 +61,7 @@ def encode(checkpoint: CheckpointMetadata) -> bytes:
     )
 
 
-def read(path: Path) -> CheckpointMetadata:
+def read(path: Location) -> CheckpointMetadata:
     """The metadata of the checkpoint in the directory `path`.
 
     Raises:
@@ -70,7 +70,7 @@ def read(path: Path) -> CheckpointMetadata:
       UnsupportedFormatError: when a newer flaxckpt wrote it.
     """
     file = path / CHECKPOINT_METADATA
-    if not marker.is_committed(path):
+    if (committed_by := location.committed_by(path)) is None:
         raise CheckpointNotFoundError(f"{path} is being written, or its save never ended")
     try:
         text = limits.read_json_file(file)
@@ -83,7 +83,11 @@ def read(path: Path) -> CheckpointMetadata:
         custom = dict(data["custom_metadata"])
         ours = custom.pop(_OURS)
         check_format(ours, str(file))
-        marker.check_marker(path, ours["attempt"])
+        if committed_by not in ("", ours["attempt"]):
+            raise CorruptCheckpointError(
+                f"the files at {path} are of two different saves ({committed_by} and "
+                f"{ours['attempt']}). Restore another step."
+            )
         return CheckpointMetadata(
             ours["attempt"],
             int(data["init_timestamp_nsecs"]),

@@ -6,17 +6,16 @@ neither the memory nor the time of the reader.
 
 from __future__ import annotations
 
-import errno
 import math
 import os
-import stat
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.errors import CorruptCheckpointError, StoreError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord, StoredArray
 from flaxckpt.storage import tensorstore_io, zarr3
+from flaxckpt.storage.location import Location, read_file
 from flaxckpt.tree.containers import Node
 from flaxckpt.tree.structure import named_nodes
 
@@ -28,7 +27,7 @@ MAX_AXES = 64
 MAX_ELEMENTS = 1 << 48
 
 
-def read_json_file(path: Path) -> bytes:
+def read_json_file(path: Location) -> bytes:
     """The bytes of a JSON file, which must be a file and no link to one.
 
     Raises:
@@ -36,25 +35,13 @@ def read_json_file(path: Path) -> bytes:
       CorruptCheckpointError: when it is something else, or larger than any that flaxckpt writes.
     """
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    except (FileNotFoundError, NotADirectoryError):
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+        return read_file(path, MAX_JSON_BYTES)
+    except (FileNotFoundError, StoreError):
+        raise
     except OSError as error:
         raise CorruptCheckpointError(
             f"{path} cannot be read: {error}. Restore another step."
         ) from None
-    try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            raise CorruptCheckpointError(f"{path} is no file. Restore another step.")
-        if status.st_size > MAX_JSON_BYTES:
-            raise CorruptCheckpointError(
-                f"{path} has more than {MAX_JSON_BYTES} bytes. Restore another step."
-            )
-        with open(fd, "rb", closefd=False) as file:
-            return file.read(status.st_size)
-    finally:
-        os.close(fd)
 
 
 def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord], path: str) -> None:
@@ -126,7 +113,11 @@ def check_sizes(item: Path, records: Sequence[LeafRecord]) -> None:
     Raises:
       CorruptCheckpointError: when they cannot, or a file is a link to somewhere else.
     """
-    on_disk = _bytes_on_disk(item)
+    check_claims(item, records, _bytes_on_disk(item))
+
+
+def check_claims(item: Location, records: Sequence[LeafRecord], on_disk: int) -> None:
+    """As `check_sizes`, for files that are known to have `on_disk` bytes."""
     claimed = chunks = 0
     for array in (record.array for record in records if record.array is not None):
         one_chunk = array.shape == array.chunks

@@ -34,9 +34,7 @@ import errno
 import os
 import time
 from collections.abc import Iterator
-from contextlib import AbstractContextManager
 from pathlib import Path
-from typing import Protocol
 
 from flaxckpt.errors import StepExistsError
 from flaxckpt.storage import filesystem, layout, marker
@@ -45,15 +43,6 @@ from flaxckpt.storage import filesystem, layout, marker
 ABANDONED_SECS = 24 * 3600.0
 
 _AT_FDCWD, _RENAME_EXCHANGE = -100, 2
-
-
-class Commit(Protocol):
-    """A way to make a checkpoint visible: `commit_by_rename`, or `marker.commit_by_marker`."""
-
-    def __call__(
-        self, final: Path, attempt: str, *, overwrite: bool, fsync: bool
-    ) -> AbstractContextManager[Path]:
-        """A directory to write into, which is the checkpoint `final` when the block ends."""
 
 
 @contextlib.contextmanager
@@ -79,7 +68,9 @@ def commit_by_rename(final: Path, attempt: str, *, overwrite: bool, fsync: bool)
                 filesystem.fsync_directories(temporary)
             _make_visible(temporary, final, overwrite=overwrite)
         except BaseException:
-            filesystem.remove_tree(temporary)
+            # Another process of the job may still be writing there; the next opening removes it.
+            with contextlib.suppress(OSError):
+                filesystem.remove_tree(temporary)
             raise
         if fsync:
             filesystem.fsync_path(final.parent)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import os
 import shutil
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -18,15 +20,14 @@ def local_path(path: epath.PathLike) -> Path:
     """`path` as an absolute path of this machine; `~` and relative paths work.
 
     Raises:
-      DirectoryError: for the URL of an object store.
+      DirectoryError: for a URL.
     """
-    resolved = os.fspath(epath.Path(path).expanduser())
-    if "://" in resolved or resolved.startswith(("gs:/", "s3:/")):
+    if "://" in os.fspath(path):
         raise DirectoryError(
-            f"{os.fspath(path)} is not on a local or mounted file system, and this version of "
-            "flaxckpt writes only there."
+            f"{os.fspath(path)} is neither on a local or mounted file system nor in a bucket "
+            "(s3://, gs://). Mount it, or save somewhere else."
         )
-    return Path(os.path.abspath(resolved))
+    return Path(os.path.abspath(epath.Path(path).expanduser()))
 
 
 def make_directory(path: Path, *, fsync: bool) -> None:
@@ -56,6 +57,26 @@ def check_writable(path: Path) -> None:
             f"the directory {path} may not be written by this user. Change its permissions or "
             "choose another one."
         )
+
+
+def read_file(path: Path, limit: int) -> bytes:
+    """The bytes of a file, which is no link to one and has at most `limit` bytes.
+
+    Raises:
+      FileNotFoundError: when there is none.
+      OSError: when it is something else, larger, or cannot be read.
+    """
+    try:
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except NotADirectoryError:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path)) from None
+    with open(fd, "rb") as file:
+        status = os.fstat(fd)
+        if not stat.S_ISREG(status.st_mode):
+            raise OSError(errno.EINVAL, "it is no file", str(path))
+        if status.st_size > limit:
+            raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+        return file.read(status.st_size)
 
 
 def write_file(path: Path, data: bytes, *, fsync: bool) -> None:

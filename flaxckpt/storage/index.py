@@ -10,12 +10,12 @@ from __future__ import annotations
 import contextlib
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import tensorstore as ts
 
 from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.storage.location import Location, kvstore, reached, timeout_of
 
 # `value:<directory>:<file>:<offset>:<length>`; the pattern lets no path lead out of the database.
 _PLACE = re.compile(r"value:((?:\w[\w.-]*/)*):(d/[0-9a-f]+):([0-9]{1,18}):([0-9]{1,18})")
@@ -36,19 +36,19 @@ class Place(NamedTuple):
 Index = Mapping[str, Place | bytes]
 
 
-def read_index(directory: Path) -> Index:
+def read_index(directory: Location) -> Index:
     """Every key of the database in `directory`, with its value or where that lies.
 
     Raises:
       CorruptCheckpointError: when a node is missing or damaged.
     """
     with _opened(directory) as base:
-        newest = ts.ocdbt.dump(base).result()["versions"][-1]
+        newest = base.dump()["versions"][-1]
         root = newest["root"].get("location")
         return dict(_entries(base, root, newest["root_height"], set())) if root else {}
 
 
-def check_versions(directory: Path) -> None:
+def check_versions(directory: Location) -> None:
     """Reads every node of the database, also those that only older versions of it have.
 
     Those are the versions of its transactions. No value is read from there, so damage to it is
@@ -59,20 +59,32 @@ def check_versions(directory: Path) -> None:
     """
     checked: set[str] = set()
     with _opened(directory) as base:
-        pending = _nodes(ts.ocdbt.dump(base).result())
+        pending = _nodes(base.dump())
         while pending:
             node = pending.pop()
             if node not in checked:
                 checked.add(node)
-                pending += _nodes(ts.ocdbt.dump(base, node).result())
+                pending += _nodes(base.dump(node))
+
+
+class _Files(NamedTuple):
+    """The files of a database, and how long one of them is waited for."""
+
+    base: ts.KvStore
+    timeout_secs: float | None
+
+    def dump(self, node: str | None = None) -> dict[str, Any]:
+        """What the manifest, or a node, says."""
+        found: dict[str, Any] = ts.ocdbt.dump(self.base, node).result(timeout=self.timeout_secs)
+        return found
 
 
 @contextlib.contextmanager
-def _opened(directory: Path) -> Iterator[ts.KvStore]:
+def _opened(directory: Location) -> Iterator[_Files]:
     """The files of the database in `directory`; what is wrong with its nodes is damage."""
-    base = ts.KvStore.open({"driver": "file", "path": f"{directory}/"}).result()
     try:
-        yield base
+        with reached(directory):
+            yield _Files(kvstore(directory), timeout_of(directory))
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptCheckpointError(
             f"the arrays at {directory} are damaged: {error}. Restore another step."
@@ -80,13 +92,13 @@ def _opened(directory: Path) -> Iterator[ts.KvStore]:
 
 
 def _entries(
-    base: ts.KvStore, node: str, height: int, seen: set[str], prefix: bytes = b""
+    base: _Files, node: str, height: int, seen: set[str], prefix: bytes = b""
 ) -> Iterator[tuple[str, Place | bytes]]:
     """The entries below `node`, whose keys lack `prefix`. No node is below itself, or in two."""
     if node in seen:
         raise ValueError(f"the node {node} is there twice")
     seen.add(node)
-    dumped = ts.ocdbt.dump(base, node).result()
+    dumped = base.dump(node)
     if dumped["height"] != height:
         raise ValueError(f"the node {node} has the height {dumped['height']} instead of {height}")
     for entry in dumped["entries"]:

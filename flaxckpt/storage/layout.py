@@ -17,12 +17,19 @@ ITEM = "state"
 
 CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCESS, ITEM})
 
+# In a bucket, next to the checkpoints:
+CLAIMS = "_claims"
+NOTES = "notes"
+PROBE = "_flaxckpt-probe-"
+
 # In the item directory:
 TREE_METADATA = "_METADATA"
 SHARDING = "_sharding"
 ARRAY_METADATAS = "array_metadatas"
 STRINGS = "_strings.json"
 MANIFEST = "manifest.ocdbt"
+# With the number of a process and the attempt: what that process wrote of the arrays.
+CHILD = "ocdbt.process_"
 
 # In the key-value store; no array has it, as theirs end in zarr.json or a chunk.
 ATTEMPT_KEY = "flaxckpt.attempt"

@@ -23,7 +23,7 @@ import re
 from collections.abc import Iterator
 from pathlib import Path
 
-from flaxckpt.errors import CorruptCheckpointError, StepExistsError
+from flaxckpt.errors import StepExistsError
 from flaxckpt.storage import filesystem, layout
 
 _CLAIM = re.compile(r"([0-9a-f]{12}) ([A-Za-z0-9._-]+)")
@@ -92,7 +92,12 @@ def is_committed(path: Path) -> bool:
     if not (path / layout.CLAIM).exists():
         return True
     attempt = _claimant(path)[0]
-    return bool(attempt) and _read(path / layout.COMMIT_SUCCESS) == attempt
+    return bool(attempt) and marked(path) == attempt
+
+
+def marked(path: Path) -> str | None:
+    """What the marker says; `None` when there is none."""
+    return _read(path / layout.COMMIT_SUCCESS)
 
 
 def remove(path: Path) -> None:
@@ -107,20 +112,6 @@ def remove(path: Path) -> None:
         elif entry.name != layout.CLAIM:
             entry.unlink()
     filesystem.remove_tree(path)
-
-
-def check_marker(path: Path, attempt: str) -> None:
-    """Checks that the marker, where there is one, is that of `attempt`.
-
-    Raises:
-      CorruptCheckpointError: when it is another's.
-    """
-    marker = _read(path / layout.COMMIT_SUCCESS)
-    if marker not in (None, attempt):
-        raise CorruptCheckpointError(
-            f"the files at {path} are of two different saves ({marker} and {attempt}). "
-            "Restore another step."
-        )
 
 
 def unfinished(path: Path) -> tuple[str, str] | None:

@@ -1,0 +1,240 @@
+"""How the processes of a job do one thing together: what is decided, who is done, how it ended.
+
+Process 0 decides and concludes, because one process must. All of them meet in the same order, and
+a meeting has these notes, each written once:
+
+    decision, begun     by process 0; the others go on when they are there
+    done/<index>        by each other process, when it has done its part, or why it could not
+    outcome             by process 0, when all are done, or why it cannot be
+
+A process that fails says so in the note that the others wait for, so that none of them waits for
+one that will not come. One that dies or hangs leaves no note: every wait has an end, and the error
+names those that are missing. The truth about a checkpoint is in the storage, never here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import itertools
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import orjson
+
+from flaxckpt import errors
+from flaxckpt.errors import FlaxckptError, ProcessFailedError, ProcessTimeoutError
+
+if TYPE_CHECKING:
+    from flaxckpt.processes import Board
+    from flaxckpt.schedule import Pacer
+
+T = TypeVar("T")
+
+_BY_LEADER = ("decision", "begun", "outcome")
+# One wait for a note: Ctrl-C is heard after it.
+WAIT_SECS = 1.0
+# Between two looks at who is done: at first, and at most.
+FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.001, 0.1
+# How much longer the others wait than process 0, whose error says more than theirs.
+GRACE = 1.1
+
+
+@dataclasses.dataclass
+class Group:
+    """The processes of a job.
+
+    Attributes:
+      index: of this process.
+      count: of all processes.
+      board: where they leave notes; `None` for a process that is alone.
+      timeout_secs: how long they wait for one another.
+      clock: seconds.
+    """
+
+    index: int
+    count: int
+    board: Board | None
+    timeout_secs: float
+    clock: Callable[[], float] = time.monotonic
+    _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
+    _removed: int = 0
+
+    @property
+    def is_leader(self) -> bool:
+        """Whether this is process 0."""
+        return self.index == 0
+
+    @property
+    def process(self) -> int | None:
+        """The index in a job of several processes; `None` for one that is alone."""
+        return None if self.count == 1 else self.index
+
+    def meet(self, title: str) -> Meeting:
+        """The next thing that all processes do; `title` says in errors what it is."""
+        return Meeting(self, next(self._numbers), title)
+
+    def decide(self, title: str, make: Callable[[], T]) -> T:
+        """What process 0 makes, as JSON holds it, on all processes. See `Meeting.decide`."""
+        return self.meet(title).decide(make)
+
+    def paced(self, pacer: Pacer, step: int, now: float) -> bool:
+        """Whether `step` is due; process 0 decides when clocks, which differ, have a part in it."""
+        due = pacer.decide(step, now)
+        if not pacer.every.is_timed:
+            return due
+        return self.decide(f"deciding whether step {step} is due", lambda: due)
+
+    def forget_before(self, number: int) -> None:
+        """Removes the notes of meetings that all processes have left."""
+        assert self.board is not None, "a process that is alone leaves no notes"
+        for old in range(self._removed, number):
+            self.board.remove(str(old))
+        self._removed = max(self._removed, number)
+
+
+ALONE = Group(0, 1, None, 0.0)
+
+
+@dataclasses.dataclass(frozen=True)
+class Meeting:
+    """One thing that all processes of `group` do together."""
+
+    group: Group
+    number: int
+    title: str
+
+    def decide(self, make: Callable[[], T], note: str = "decision") -> T:
+        """What process 0 makes, as JSON holds it, on all processes.
+
+        Raises:
+          FlaxckptError: what `make` raised, on all of them.
+          ProcessFailedError: the same, when that was no error of flaxckpt's.
+          ProcessTimeoutError: when process 0 does not arrive.
+        """
+        if not self.group.is_leader:
+            found: T = self._wait(note)
+            return found
+        with self.reporting():
+            made = make()
+        self.say(note, made)
+        return made
+
+    def together(self, value: Any) -> list[Any]:
+        """The values of all processes, by their indices, when the last has given its own.
+
+        Raises:
+          ProcessFailedError: when one of them failed.
+          ProcessTimeoutError: when one of them did not arrive.
+        """
+        if not self.group.is_leader:
+            found: list[Any] = self.done(value)
+            return found
+        with self.reporting():
+            values = [value, *self.collect()]
+        self.say("outcome", values)
+        return values
+
+    @contextlib.contextmanager
+    def reporting(self) -> Iterator[None]:
+        """Lets the others know when the block fails."""
+        try:
+            yield
+        except BaseException as error:
+            index, kind = self.group.index, type(error).__name__
+            names = _BY_LEADER if self.group.is_leader else (f"done/{index}",)
+            for name in names:
+                self._post(name, {"failure": {"process": index, "type": kind, "text": str(error)}})
+            raise
+
+    def say(self, note: str, value: Any) -> None:
+        """Leaves a note with `value`, by process 0."""
+        self._post(note, {"value": value})
+
+    def heard(self, note: str) -> Any:
+        """The value of a note by process 0."""
+        return self._wait(note)
+
+    def done(self, value: Any) -> Any:
+        """Says that this process, not 0, has done its part; returns the outcome when it is there.
+
+        Raises:
+          ProcessFailedError: when another process failed.
+          ProcessTimeoutError: when another process did not arrive.
+        """
+        self._post(f"done/{self.group.index}", {"value": value})
+        return self._wait("outcome")
+
+    def collect(self) -> list[Any]:
+        """The values of `done` of all other processes, in order; for process 0.
+
+        Raises:
+          ProcessFailedError: when one of them failed.
+          ProcessTimeoutError: when one of them did not arrive.
+        """
+        group, pause = self.group, FIRST_LOOK_SECS
+        if group.board is None:
+            return []
+        end = group.clock() + group.timeout_secs
+        while len(notes := self._parts()) < group.count - 1:
+            if group.clock() > end:
+                raise self._timeout(notes)
+            time.sleep(pause)
+            pause = min(2 * pause, LONGEST_LOOK_SECS)
+        group.forget_before(self.number)
+        return [notes[index] for index in range(1, group.count)]
+
+    def _parts(self) -> dict[int, Any]:
+        """What other processes have said when they were done.
+
+        Raises:
+          ProcessFailedError: when that is that one failed.
+        """
+        assert self.group.board is not None
+        notes = self.group.board.below(f"{self.number}/done")
+        return {int(index): self._value(text) for index, text in notes.items()}
+
+    def _wait(self, name: str) -> Any:
+        """The value of a note by process 0, once it is there."""
+        group = self.group
+        assert group.board is not None
+        end = group.clock() + GRACE * group.timeout_secs
+        while (text := group.board.read(f"{self.number}/{name}", WAIT_SECS)) is None:
+            if group.clock() > end:
+                raise self._timeout(self._parts() if name == "outcome" else None)
+        return self._value(text)
+
+    def _post(self, name: str, note: dict[str, Any]) -> None:
+        """Leaves a note, unless this process is alone."""
+        if self.group.board is not None:
+            self.group.board.post(f"{self.number}/{name}", orjson.dumps(note).decode())
+
+    def _value(self, text: str) -> Any:
+        """What a note says.
+
+        Raises:
+          FlaxckptError: when it says that a process failed.
+        """
+        note = orjson.loads(text)
+        if (failure := note.get("failure")) is None:
+            return note["value"]
+        index, name, text = failure["process"], failure["type"], failure["text"]
+        kind = getattr(errors, name, None)
+        # An error of flaxckpt's that process 0 found in a decision is one of every process.
+        if index == 0 and isinstance(kind, type) and kind is not errors.StructureMismatchError:
+            raise kind(text)
+        raise ProcessFailedError(f"{self.title} failed on process {index}: {name}: {text}")
+
+    def _timeout(self, arrived: dict[int, Any] | None) -> FlaxckptError:
+        """The error of a wait without an end; `arrived` are those who have done their part."""
+        group = self.group
+        missing = [0]
+        if arrived is not None:
+            missing = [i for i in range(1, group.count) if i not in arrived] or [0]
+        who = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
+        plural = "process" if len(missing) == 1 else f"{len(missing)} processes:"
+        return ProcessTimeoutError(
+            f"{self.title}: {plural} {who} did not arrive within {group.timeout_secs:g} s. See the "
+            "log there, or give Options(timeout_secs=...) more."
+        )

@@ -1,0 +1,212 @@
+"""Where checkpoints lie: in a directory, or in a bucket. What differs between the two is here."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+
+import tensorstore as ts
+
+from flaxckpt.options import Options
+from flaxckpt.storage import claims, commit, filesystem, layout, marker, object_store
+from flaxckpt.storage.bucket import BucketPath, open_bucket
+from flaxckpt.storage.notes import StorageBoard
+
+Location = Path | BucketPath
+PathLike = str | os.PathLike[str] | BucketPath
+
+
+def locate(path: PathLike, options: Options) -> Location:
+    """What `path` names: a URL (`s3://`, `gs://`), or a path of this machine.
+
+    Raises:
+      DirectoryError: when the URL is of another kind, or incomplete.
+    """
+    if isinstance(path, BucketPath):
+        return path
+    text = os.fspath(path)
+    for scheme in ("gs:/", "s3:/"):  # pathlib and epath make one slash of two
+        if text.startswith(scheme) and not text.startswith(f"{scheme}/"):
+            text = f"{scheme}/{text[len(scheme) :]}"
+    if object_store.is_url(text):
+        return open_bucket(text, options.storage, options.timeout_secs)
+    return filesystem.local_path(text)
+
+
+def kvstore(
+    location: Location, context: ts.Context | None = None, *, fsync: bool = True
+) -> ts.KvStore:
+    """All files below `location`, to TensorStore.
+
+    Args:
+      location: a directory.
+      context: what copies within it need to share; a bucket has its own.
+      fsync: whether what is written waits for the disk.
+    """
+    if isinstance(location, BucketPath):
+        return location.kvstore()
+    spec = {"driver": "file", "path": f"{location}/", "file_io_sync": fsync}
+    return ts.KvStore.open(spec, context=context).result()
+
+
+def reached(location: Location) -> AbstractContextManager[None]:
+    """Explains what goes wrong in a block because a bucket cannot be used."""
+    return location.bucket.reached() if isinstance(location, BucketPath) else nullcontext()
+
+
+def timeout_of(location: Location) -> float | None:
+    """How long the answer to a request is waited for, in seconds; a file system always answers."""
+    return location.bucket.timeout_secs if isinstance(location, BucketPath) else None
+
+
+def committing(
+    final: Location, attempt: str, options: Options, *, overwrite: bool
+) -> AbstractContextManager[Location]:
+    """A directory to write a checkpoint into; it is `final` when the block ends without an error.
+
+    Args:
+      final: where the checkpoint shall be; its parent exists.
+      attempt: the id of this attempt.
+      options: how to write.
+      overwrite: whether a checkpoint that is there may be replaced.
+
+    Raises:
+      StepExistsError: when there is one, or another writer is at it.
+    """
+    if isinstance(final, BucketPath):
+        return claims.commit_by_claim(final, attempt, overwrite=overwrite)
+    way = commit.commit_by_rename if options.atomic_rename else marker.commit_by_marker
+    return way(final, attempt, overwrite=overwrite, fsync=options.fsync)
+
+
+def is_replaceable(final: Location, options: Options) -> bool:
+    """Whether a checkpoint at `final` can be replaced at once."""
+    return options.atomic_rename and not isinstance(final, BucketPath)
+
+
+def prepare(parent: Location, options: Options) -> None:
+    """Makes sure that checkpoints can be written into `parent`.
+
+    Raises:
+      DirectoryError: when they cannot.
+    """
+    if isinstance(parent, BucketPath):
+        claims.check_conditions(parent)
+        return
+    filesystem.make_directory(parent, fsync=options.fsync)
+    filesystem.check_writable(parent)
+
+
+def remove_abandoned(
+    parent: Location, options: Options, name: str | None = None
+) -> Sequence[Location]:
+    """Removes what writers that are gone left unfinished in `parent`; returns what was removed.
+
+    Args:
+      parent: where it lies.
+      options: how checkpoints are written there.
+      name: only that of the checkpoint of this name.
+    """
+    if isinstance(parent, BucketPath):
+        return claims.take_over(parent, name)
+    # Looking into every step for a claim is only needed where steps are written in place.
+    look = name is not None or not options.atomic_rename
+    return commit.remove_abandoned(parent, name, claims=look)
+
+
+def remove(final: Location, *, fsync: bool) -> None:
+    """Deletes a checkpoint, its name first."""
+    if isinstance(final, BucketPath):
+        claims.remove(final)
+    else:
+        commit.remove(final, fsync=fsync)
+
+
+def committed_by(final: Location) -> str | None:
+    """The attempt whose marker makes `final` visible; empty when its name does, `None` if nothing.
+
+    A directory that was renamed into place needs no marker.
+    """
+    if isinstance(final, BucketPath):
+        found = (final / layout.COMMIT_SUCCESS).read()
+        return None if found is None else found.decode(errors="replace")
+    return (marker.marked(final) or "") if marker.is_committed(final) else None
+
+
+def listed(parent: Location) -> list[str]:
+    """The names of all that may be a checkpoint in `parent`."""
+    if isinstance(parent, BucketPath):
+        return claims.claimed(parent)
+    try:
+        return [path.name for path in parent.iterdir()]
+    except (FileNotFoundError, NotADirectoryError):
+        return []
+
+
+def files(location: Location) -> list[str]:
+    """The names of all files below `location`, relative to it."""
+    if isinstance(location, BucketPath):
+        return location.names()
+    found = (path for path in location.rglob("*") if not path.is_dir())
+    return sorted(str(path.relative_to(location)) for path in found)
+
+
+def make_child(parent: Location, name: str) -> Location:
+    """A new directory in `parent`; buckets have none."""
+    child = parent / name
+    if isinstance(child, Path):
+        child.mkdir(parents=True)
+    return child
+
+
+def read_file(path: Location, limit: int) -> bytes:
+    """The bytes of a file of at most `limit` bytes.
+
+    Raises:
+      FileNotFoundError: when there is none.
+      StoreError: when a bucket cannot be read.
+      OSError: when it is no file, or larger.
+    """
+    if isinstance(path, Path):
+        return filesystem.read_file(path, limit)
+    if (found := path.read()) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
+    if len(found) > limit:
+        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
+    return found
+
+
+def write_file(path: Location, data: bytes, *, fsync: bool) -> None:
+    """Writes a new file.
+
+    Raises:
+      FileExistsError: when there is one.
+    """
+    if isinstance(path, Path):
+        filesystem.write_file(path, data, fsync=fsync)
+    elif not path.create(data):
+        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
+
+
+def board(parent: Location, name: str) -> StorageBoard:
+    """Where the processes of a job leave notes, for want of a service; next opening removes it."""
+    return StorageBoard(kvstore(parent / layout.temporary_name(layout.NOTES, name[:12])))
+
+
+def set_flag(path: Location, value: bool, *, fsync: bool) -> None:
+    """Makes an empty file be there, or not."""
+    if isinstance(path, BucketPath):
+        if value:
+            path.create(b"")
+        else:
+            path.delete()
+        return
+    if value:
+        path.touch()
+    else:
+        path.unlink(missing_ok=True)
+    if fsync:
+        filesystem.fsync_path(path.parent)
