@@ -125,7 +125,8 @@ class _OneChunk:
 
     def parts(self) -> Parts:
         """The array."""
-        assert self._memory is not None, "its chunk was read"
+        if self._memory is None:  # its chunk could not be read
+            self._memory = np.zeros(self.shape, self._read.memory_dtype)
         return {self._read.regions[0]: self._read.from_memory(self._memory)}
 
 

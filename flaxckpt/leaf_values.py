@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
-from flaxckpt import placement
+from flaxckpt import placement, replicas
 from flaxckpt.assembly import assemble, is_too_large
 from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead, Parts
-from flaxckpt.errors import Mismatch
+from flaxckpt.errors import CorruptCheckpointError, Mismatch
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
@@ -28,11 +29,15 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
       CorruptCheckpointError: when bytes are missing or do not match their checksum.
       StructureMismatchError: when a Python number does not fit the dtype that the target wants.
     """
+    held: list[CorruptCheckpointError] | None = None
+    if options.broadcast:
+        # A process that cannot read goes on with zeros, or the others would wait for it for ever.
+        held, leaves = [], [_with_replica(leaf, i) for i, leaf in enumerate(leaves)]
     large = [i for i, leaf in enumerate(leaves) if is_too_large(leaf, options.max_host_bytes)]
     values: dict[int, Any] = {}
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
-    for batch in _batches(checkpoint, leaves, set(large), options.buffer_bytes):
+    for batch in _batches(checkpoint, leaves, set(large), options.buffer_bytes, held):
         fitting = []
         for i, parts in batch:
             try:
@@ -44,16 +49,31 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
     for i in large:
         array = assemble(checkpoint, leaves[i], options.buffer_bytes)
         values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
+    if held:
+        raise held[0]
     ordered = [mismatches[i] for i in sorted(mismatches)]
     raise_any(checkpoint, ordered, len(leaves), "Give the target a wider dtype.")
     return [values[i] for i in range(len(leaves))]
+
+
+def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
+    """`leaf`, and which copy of its array is read for all."""
+    array, wanted = leaf.record.array, leaf.wanted
+    if array is None or wanted.kind != "jax" or wanted.weak_type:
+        return leaf
+    replica = replicas.choose(leaf.where, wanted.dtype, array.nbytes, position)
+    return leaf._replace(replica=replica)
 
 
 Batch = list[tuple[int, Parts | None]]
 
 
 def _batches(
-    checkpoint: Checkpoint, leaves: Sequence[LeafPlan], large: set[int], ahead: int
+    checkpoint: Checkpoint,
+    leaves: Sequence[LeafPlan],
+    large: set[int],
+    ahead: int,
+    held: list[CorruptCheckpointError] | None,
 ) -> Iterator[Batch]:
     """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
     yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
@@ -64,14 +84,16 @@ def _batches(
     ]
     reads = [_array_read(leaves[i], array) for i, array in stored]
     positions = (i for i, _ in stored)
-    for group in read_arrays(checkpoint, reads, ahead):
+    for group in read_arrays(checkpoint, reads, ahead, held):
         yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
 
 
 def _array_read(leaf: LeafPlan, array: StoredArray) -> ArrayRead:
     """What has to be read for a leaf that has an array."""
     regions: Sequence[Region] = [whole(array.shape)]
-    if leaf.wanted.kind in DEVICE_KINDS:
+    if leaf.replica is not None:
+        regions = leaf.replica.regions(array.shape)
+    elif leaf.wanted.kind in DEVICE_KINDS:
         regions = placement.regions_of(leaf.where, array.shape, array.nbytes)
     # A number is checked against the range of its new dtype first.
     is_cast = leaf.record.spec.kind in ARRAY_KINDS and leaf.wanted.kind in ARRAY_KINDS
@@ -106,15 +128,31 @@ def _out_of_range(leaf: LeafPlan, error: OverflowError) -> Mismatch:
 
 def _place(batch: Sequence[tuple[LeafPlan, Parts | None]], sent: placement.Sent) -> list[Any]:
     """The leaves around the parts of their arrays; those of devices are sent there together."""
-    wanted = [
-        placement.Wanted(parts, _shape(leaf), leaf.wanted, leaf.where)
-        for leaf, parts in batch
-        if parts is not None and leaf.wanted.kind in DEVICE_KINDS
-    ]
-    arrays = placement.to_devices(wanted)
+    arrays = _arrays([(leaf, parts) for leaf, parts in batch if _is_of_device(leaf, parts)])
     sent.note(arrays)
     remaining = iter(arrays)
     return [_leaf(leaf, parts, remaining) for leaf, parts in batch]
+
+
+def _is_of_device(leaf: LeafPlan, parts: Parts | None) -> bool:
+    """Whether a leaf is around an array on devices."""
+    return parts is not None and leaf.wanted.kind in DEVICE_KINDS
+
+
+def _arrays(batch: Sequence[tuple[LeafPlan, Any]]) -> list[jax.Array]:
+    """The arrays of leaves on their devices."""
+    alone = [
+        placement.Wanted(parts, _shape(leaf), leaf.wanted, leaf.where)
+        for leaf, parts in batch
+        if leaf.replica is None
+    ]
+    arrays = iter(placement.to_devices(alone))
+    return [
+        next(arrays)
+        if leaf.replica is None
+        else replicas.spread(leaf.replica, parts, _shape(leaf), parse_dtype(leaf.wanted.dtype))
+        for leaf, parts in batch
+    ]
 
 
 def _shape(leaf: LeafPlan) -> tuple[int, ...]:

@@ -37,6 +37,9 @@ class Options:
         and becomes visible by a marker, and cannot be replaced with `overwrite=True`.
       timeout_secs: how long anything is waited for, in seconds, before that is an error: a save in
         the background, other processes, an object store.
+      broadcast: whether, of an array that several processes hold copies of, one copy is read and
+        sent to the others over the devices' network. It saves reads; all processes must restore
+        the same tree at the same time, and one that dies meanwhile takes the others with it.
       storage: how object stores (`s3://`, `gs://`) are reached.
 
     Raises:
@@ -54,6 +57,7 @@ class Options:
     fsync: bool = True
     atomic_rename: bool = True
     timeout_secs: float = 3600.0
+    broadcast: bool = False
     storage: ObjectStore = ObjectStore()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:

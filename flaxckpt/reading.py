@@ -34,7 +34,10 @@ GROUP_ARRAYS = 1024
 
 
 def read_arrays(
-    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int
+    checkpoint: Checkpoint,
+    reads: Sequence[ArrayRead],
+    ahead: int,
+    held: list[CorruptCheckpointError] | None = None,
 ) -> Iterator[list[Parts]]:
     """The values of `reads`, in their order, several at a time.
 
@@ -42,13 +45,17 @@ def read_arrays(
       checkpoint: where they lie.
       reads: what is wanted.
       ahead: how many bytes are read ahead of what the caller has taken.
+      held: takes the errors, if they are not to be raised; what could not be read is anything.
 
     Raises:
       CorruptCheckpointError: when a chunk is missing or damaged; the leaf and the chunk are named.
     """
     for plans, problems in _read(checkpoint, reads, ahead, keep=True):
-        if problems:
-            raise CorruptCheckpointError(_describe(checkpoint, problems[0]))
+        errors = [CorruptCheckpointError(_describe(checkpoint, p)) for p in problems]
+        if errors and held is None:
+            raise errors[0]
+        if held is not None:
+            held += errors
         yield [one.parts() for one in plans]
 
 

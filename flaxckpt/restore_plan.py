@@ -13,6 +13,7 @@ from flaxckpt.errors import Mismatch, ShardingError, StructureMismatchError
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.leaves.record import LeafRecord, LeafSpec
+from flaxckpt.replicas import Replica
 from flaxckpt.tree.containers import Node
 from flaxckpt.tree.match import match
 from flaxckpt.tree.structure import Flat, named_nodes
@@ -25,6 +26,7 @@ class LeafPlan(NamedTuple):
       record: what was saved.
       wanted: what it becomes.
       where: the sharding that it becomes it on; `None` for the default device, or the host.
+      replica: the copy of its array that is read for all.
       lossy: whether a number may lose what the wanted dtype cannot hold.
     """
 
@@ -32,6 +34,7 @@ class LeafPlan(NamedTuple):
     wanted: LeafSpec
     where: jax.sharding.Sharding | None = None
     lossy: bool = False
+    replica: Replica | None = None
 
 
 def without_target(checkpoint: Checkpoint, as_numpy: bool, dtype: DtypePolicy) -> list[LeafPlan]:
