@@ -33,6 +33,9 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 
 _BY_LEADER = ("decision", "begun", "outcome")
+# So many meetings have their notes in one place, and are forgotten together: a loop whose saves
+# depend on clocks has one for every step.
+BLOCK = 64
 # One wait for a note: Ctrl-C is heard after it.
 WAIT_SECS = 1.0
 # Between two looks at who is done: at first, and at most.
@@ -59,7 +62,7 @@ class Group:
     timeout_secs: float
     clock: Callable[[], float] = time.monotonic
     _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-    _removed: int = 0
+    _removed: int = 0  # blocks
 
     @property
     def is_leader(self) -> bool:
@@ -87,11 +90,11 @@ class Group:
         return self.decide(f"deciding whether step {step} is due", lambda: due)
 
     def forget_before(self, number: int) -> None:
-        """Removes the notes of meetings that all processes have left."""
+        """Removes the notes of meetings that all processes have left, a block at a time."""
         assert self.board is not None, "a process that is alone leaves no notes"
-        for old in range(self._removed, number):
-            self.board.remove(str(old))
-        self._removed = max(self._removed, number)
+        for block in range(self._removed, number // BLOCK):
+            self.board.remove(str(block))
+        self._removed = max(self._removed, number // BLOCK)
 
 
 ALONE = Group(0, 1, None, 0.0)
@@ -104,6 +107,11 @@ class Meeting:
     group: Group
     number: int
     title: str
+
+    @property
+    def _place(self) -> str:
+        """Where its notes are."""
+        return f"{self.number // BLOCK}/{self.number}"
 
     def decide(self, make: Callable[[], T], note: str = "decision") -> T:
         """What process 0 makes, as JSON holds it, on all processes.
@@ -192,7 +200,7 @@ class Meeting:
           ProcessFailedError: when that is that one failed.
         """
         assert self.group.board is not None
-        notes = self.group.board.below(f"{self.number}/done")
+        notes = self.group.board.below(f"{self._place}/done")
         return {int(index): self._value(text) for index, text in notes.items()}
 
     def _wait(self, name: str) -> Any:
@@ -200,7 +208,7 @@ class Meeting:
         group = self.group
         assert group.board is not None
         end = group.clock() + GRACE * group.timeout_secs
-        while (text := group.board.read(f"{self.number}/{name}", WAIT_SECS)) is None:
+        while (text := group.board.read(f"{self._place}/{name}", WAIT_SECS)) is None:
             if group.clock() > end:
                 raise self._timeout(self._parts() if name == "outcome" else None)
         return self._value(text)
@@ -208,7 +216,7 @@ class Meeting:
     def _post(self, name: str, note: dict[str, Any]) -> None:
         """Leaves a note, unless this process is alone."""
         if self.group.board is not None:
-            self.group.board.post(f"{self.number}/{name}", orjson.dumps(note).decode())
+            self.group.board.post(f"{self._place}/{name}", orjson.dumps(note).decode())
 
     def _value(self, text: str) -> Any:
         """What a note says.

@@ -112,6 +112,7 @@ class CheckpointManager:
         self._closed = False
         self._is_asked_to_end = self.preempted = False
         self._local_directory, self._local_every, self._async = local, local_every, async_
+        self._tier: LocalTier | None = None
         if not read_only and not isinstance(self.directory, BucketPath):
             # A bucket that cannot be used is found out by the first request.
             location.prepare(self.directory, options)
@@ -149,8 +150,8 @@ class CheckpointManager:
         """
         ends = preemption.reached(step) or (self._is_asked_to_end and not self.preempted)
         self.preempted = self.preempted or ends
-        if self._local is not None and step != self._last_step:
-            self._local.save_if_due(step, self._clock(), state_fn)
+        if step != self._last_step and (tier := self._local_tier()) is not None:
+            tier.save_if_due(step, self._clock(), state_fn)
         return self._group.paced(pacer, step, now) or ends
 
     def ask_to_end(self) -> None:
@@ -411,18 +412,17 @@ class CheckpointManager:
         board = functools.partial(location.board, self.directory)
         return processes.join(self._options.timeout_secs, board)
 
-    @functools.cached_property
-    def _local(self) -> LocalTier | None:
+    def _local_tier(self) -> LocalTier | None:
         """The tier on the host's own disk, if there is to be one."""
-        if self._local_directory is None:
-            return None
-        path, every = filesystem.local_path(self._local_directory), self._local_every
-        return open_tier(path, every, self._group, self._options, async_=self._async)
+        if self._tier is None and self._local_directory is not None:
+            path, every = filesystem.local_path(self._local_directory), self._local_every
+            self._tier = open_tier(path, every, self._group, self._options, async_=self._async)
+        return self._tier
 
     @functools.cached_property
     def _sources(self) -> Sources:
         """Where steps are restored from."""
-        return Sources(self._run, self._local, self._group, self._options)
+        return Sources(self._run, self._local_tier(), self._group, self._options)
 
     # The background
 
@@ -457,8 +457,8 @@ class CheckpointManager:
         """
         self._writer.background.join()
         self.raise_failure()
-        if self._local is not None:
-            self._local.wait()
+        if self._tier is not None:
+            self._tier.wait()
 
     def close(self) -> None:
         """Waits, and refuses further saves.
