@@ -86,6 +86,15 @@ def test_the_language_model_restores_on_every_mesh(tmp_path):
     assert [info.spec for info in embeddings] == [("model", "data")] * 2
 
 
+def test_a_preempted_job_is_resumed_by_another_number_of_processes(tmp_path):
+    output = run_example("many_processes.py", tmp_path, "--workdir", "run")
+    preempted_at = int(re.search(r"preempted at step (\d+)", output).group(1))
+    assert "done at step 400" in output
+    steps = flaxckpt.CheckpointManager(tmp_path / "run", read_only=True).steps()
+    assert steps == sorted({0, 100, 200, 300, 400, preempted_at})
+    assert flaxckpt.verify(tmp_path / "run" / "400")
+
+
 def test_the_demo_survives_kill_9(tmp_path):
     output = run_example("demo.py", tmp_path)
     killed_at = int(re.search(r"newest committed step is (\d+) of 399", output).group(1))
