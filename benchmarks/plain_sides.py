@@ -16,7 +16,7 @@ HELD_SECS = 2.0
 
 
 class PlainWrite:
-    """A thread that writes and fsyncs as many bytes as the state has, from memory it has already."""
+    """A thread that writes and fsyncs as many bytes as the state has, from memory that it has."""
 
     def __init__(self, directory: Path):
         """Writes to a file in `directory`."""

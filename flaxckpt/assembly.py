@@ -73,7 +73,7 @@ def _assembled(
             for device in (device for device, held in regions.items() if held == region):
                 memory[device] = _write(memory[device], jax.device_put(parts[part], device), start)
         jax.block_until_ready(list(memory.values()))
-    if where is None or len(memory) == 1:
+    if where is None or len(where.device_set) == 1:
         return next(iter(memory.values()))
     shards = list(memory.values())
     return jax.make_array_from_single_device_arrays(array.shape, where, shards)

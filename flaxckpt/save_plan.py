@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import functools
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -57,6 +58,14 @@ class SavePlan:
     def nbytes(self) -> int:
         """The size of all arrays."""
         return sum(array.stored.nbytes for array in self.arrays)
+
+    @functools.cached_property
+    def held_bytes(self) -> int:
+        """The size of what this process has of them, each region once."""
+        return sum(
+            math.prod(shard.region.shape) * array.storage.dtype.itemsize
+            for array, shard in self.shards
+        )
 
     @functools.cached_property
     def shards(self) -> tuple[tuple[ArrayPlan, ShardPlan], ...]:

@@ -140,7 +140,7 @@ class Writer:
         limit = self._options.snapshot_bytes
         if not self._async:
             self._write(save, stream(state, limit, copy=False))
-        elif limit is None or save.job.plan.nbytes <= limit:
+        elif limit is None or save.job.plan.held_bytes <= limit:
             pieces = hold(state)
             save.blocked = time.monotonic() - save.began
             self._begin(save, functools.partial(self._write, save, pieces))
