@@ -32,7 +32,8 @@ def locate(path: PathLike, options: Options) -> Location:
         if text.startswith(scheme) and not text.startswith(f"{scheme}/"):
             text = f"{scheme}/{text[len(scheme) :]}"
     if object_store.is_url(text):
-        return open_bucket(text, options.storage, options.timeout_secs)
+        timeout_secs = min(options.timeout_secs, options.storage.timeout_secs)
+        return open_bucket(text, options.storage, timeout_secs)
     return filesystem.local_path(text)
 
 

@@ -31,6 +31,8 @@ class ObjectStore:
         Google's application default credentials.
       retries: how often a request is repeated that failed for a passing reason, after half a
         second, then one, two, four and at most eight.
+      timeout_secs: how long the answer to a request is waited for, in seconds, with all its
+        repetitions; at most `Options.timeout_secs`. A request moves at most 48 MiB.
 
     Raises:
       ValueError: when one of them is none of these.
@@ -46,6 +48,7 @@ class ObjectStore:
     region: str | None = None
     credentials: str | None = None
     retries: int = 8
+    timeout_secs: float = 300.0
 
     def __post_init__(self) -> None:
         """Refuses what TensorStore would refuse later, or misunderstand."""
@@ -56,8 +59,11 @@ class ObjectStore:
                 "ObjectStore.credentials must be environment, anonymous or profile:name, got "
                 f"{self.credentials!r}"
             )
-        if self.retries < 0:
-            raise ValueError(f"ObjectStore.retries must not be negative, got {self.retries}")
+        if self.retries < 0 or not self.timeout_secs > 0:
+            raise ValueError(
+                "ObjectStore.retries must not be negative, and timeout_secs positive, got "
+                f"{self.retries} and {self.timeout_secs}"
+            )
 
 
 def is_url(path: str) -> bool:
@@ -95,7 +101,7 @@ def driver_spec(scheme: str, bucket: str, settings: ObjectStore) -> dict[str, An
         if settings.region is not None:
             spec["aws_region"] = settings.region
         return spec
-    if settings != ObjectStore(retries=settings.retries):
+    if (settings.endpoint, settings.region, settings.credentials) != (None, None, None):
         raise DirectoryError(
             f"gs://{bucket} takes no endpoint, region or credentials in Options(storage=...): they "
             "come from the environment (TENSORSTORE_GCS_HTTP_URL, Google's default credentials)."
