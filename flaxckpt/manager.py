@@ -42,7 +42,7 @@ class CheckpointManager:
     """Saves, keeps and restores the steps of one run.
 
     Used as a context manager, it waits for the save in flight at the end. So does a script that
-    just ends.
+    just ends. In a job of several processes, all of them make the same calls in the same order.
 
     Example:
       >>> import jax.numpy as jnp
