@@ -4,6 +4,7 @@ Process 0 decides and concludes, because one process must. All of them meet in t
 a meeting has these notes, each written once:
 
     decision, begun     by process 0; the others go on when they are there
+    collecting          by process 0, when it has done its own part
     done/<index>        by each other process, when it has done its part, or why it could not
     outcome             by process 0, when all are done, or why it cannot be
 
@@ -32,7 +33,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
-_BY_LEADER = ("decision", "begun", "outcome")
+_BY_LEADER = ("decision", "begun", "collecting", "outcome")
 # So many meetings have their notes in one place, and are forgotten together: a loop whose saves
 # depend on clocks has one for every step.
 BLOCK = 64
@@ -42,6 +43,8 @@ WAIT_SECS = 1.0
 FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.001, 0.1
 # How much longer the others wait than process 0, whose error says more than theirs.
 GRACE = 1.1
+# And how much longer the loop waits for a save of several processes: their errors say more too.
+PATIENCE = 1.5
 
 
 @dataclasses.dataclass
@@ -172,6 +175,7 @@ class Meeting:
           ProcessTimeoutError: when another process did not arrive.
         """
         self._post(f"done/{self.group.index}", {"value": value})
+        self._wait("collecting")
         return self._wait("outcome")
 
     def collect(self) -> list[Any]:
@@ -184,6 +188,7 @@ class Meeting:
         group, pause = self.group, FIRST_LOOK_SECS
         if group.board is None:
             return []
+        self.say("collecting", None)
         end = group.clock() + group.timeout_secs
         while len(notes := self._parts()) < group.count - 1:
             if group.clock() > end:
@@ -216,16 +221,22 @@ class Meeting:
     def _post(self, name: str, note: dict[str, Any]) -> None:
         """Leaves a note, unless this process is alone."""
         if self.group.board is not None:
-            self.group.board.post(f"{self._place}/{name}", orjson.dumps(note).decode())
+            text = orjson.dumps({"title": self.title, **note}).decode()
+            self.group.board.post(f"{self._place}/{name}", text)
 
     def _value(self, text: str) -> Any:
         """What a note says.
 
         Raises:
-          FlaxckptError: when it says that a process failed.
+          FlaxckptError: when it says that a process failed, or is of another meeting.
         """
         note = orjson.loads(text)
         if (failure := note.get("failure")) is None:
+            if note["title"] != self.title:
+                raise ProcessFailedError(
+                    f"{self.title}: another process is {note['title']} instead. All processes must "
+                    "make the same calls in the same order."
+                )
             return note["value"]
         index, name, text = failure["process"], failure["type"], failure["text"]
         kind = getattr(errors, name, None)

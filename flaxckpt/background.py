@@ -33,7 +33,7 @@ class Background:
 
     def __init__(self, timeout_secs: float) -> None:
         """Nothing runs; what will is waited for so long."""
-        self._timeout_secs = timeout_secs
+        self.timeout_secs = timeout_secs
         self._tasks: queue.SimpleQueue[_Task | None] | None = None
         self._task: _Task | None = None
         self._at_exit: Callable[[], None] | None = None
@@ -48,7 +48,7 @@ class Background:
     def start(self, name: str, task: Callable[[], None]) -> None:
         """Runs `task`, called `name` in errors; the one before it has ended and was raised."""
         self._task = _Task(name, functools.partial(self._run, name, task))
-        self._at_exit = functools.partial(_finish, self._task, self._timeout_secs)
+        self._at_exit = functools.partial(_finish, self._task, self.timeout_secs)
         atexit.register(self._at_exit)
         self._queue().put(self._task)
 
@@ -86,9 +86,9 @@ class Background:
         """
         if self._task is None:
             return
-        if not self._task.done.wait(min(self._timeout_secs, threading.TIMEOUT_MAX)):
+        if not self._task.done.wait(min(self.timeout_secs, threading.TIMEOUT_MAX)):
             raise SaveTimeoutError(
-                f"{self._task.name} did not end within {self._timeout_secs:g} s. It goes on; "
+                f"{self._task.name} did not end within {self.timeout_secs:g} s. It goes on; "
                 "wait again, or give Options(timeout_secs=...) more."
             )
         self._task = None

@@ -59,8 +59,9 @@ def own(
         if piece.array.is_local:
             name = piece.array.stored.store
             checksums[name] = _checksum(piece.values, checksums.get(name, 0))
-            one = piece.values.size == 1
-            local[name] = repr(piece.values.item()) if one else f"crc32c {checksums[name]:08x}"
+            is_number = piece.array.stored.shape == piece.values.shape and piece.values.size == 1
+            checksum = f"crc32c {checksums[name]:08x}"
+            local[name] = repr(piece.values.item()) if is_number else checksum
         if is_leader or not piece.array.is_local:
             yield from piece.encode()
 

@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from flaxckpt.agreement import Group, Meeting
+from flaxckpt.agreement import PATIENCE, Group, Meeting
 from flaxckpt.background import Background
 from flaxckpt.errors import (
     CheckpointNotFoundError,
@@ -107,6 +107,8 @@ class Writer:
         self._retention.check(numbers)
         user_metadata = checkpoint_metadata.check_metadata(metadata)
         self.wait()
+        patience = 1.0 if group.process is None else PATIENCE
+        self.background.timeout_secs = patience * self._options.timeout_secs
         path = self._run.path(step)
         meeting = group.meet(f"saving step {step} of {self._run.directory}")
         with meeting.reporting():

@@ -20,6 +20,8 @@ CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCE
 # In a bucket, next to the checkpoints:
 CLAIMS = "_claims"
 NOTES = "notes"
+# In place of a host: what belongs to all of a job goes when nobody has touched it for a day.
+ALL_HOSTS = "all.hosts"
 PROBE = "_flaxckpt-probe-"
 
 # In the item directory:
@@ -58,9 +60,12 @@ def host_name() -> str:
     return re.sub(r"[^A-Za-z0-9.-]", "_", socket.gethostname()) or "localhost"
 
 
-def temporary_name(name: str, attempt: str) -> str:
-    """Where a checkpoint called `name` is written before it is committed. No reader lists it."""
-    return f"{name}.flaxckpt-tmp-{host_name()}-{attempt}"
+def temporary_name(name: str, attempt: str, host: str | None = None) -> str:
+    """Where a checkpoint called `name` is written before it is committed. No reader lists it.
+
+    The `host` is that of the writer: this one.
+    """
+    return f"{name}.flaxckpt-tmp-{host or host_name()}-{attempt}"
 
 
 def parse_temporary(name: str) -> tuple[str, str] | None:

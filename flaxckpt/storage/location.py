@@ -193,8 +193,9 @@ def write_file(path: Location, data: bytes, *, fsync: bool) -> None:
 
 
 def board(parent: Location, name: str) -> StorageBoard:
-    """Where the processes of a job leave notes, for want of a service; next opening removes it."""
-    return StorageBoard(kvstore(parent / layout.temporary_name(layout.NOTES, name[:12])))
+    """Where the processes of a job leave notes, for want of a service; its name is `name`'s."""
+    directory = layout.temporary_name(layout.NOTES, name[:12], layout.ALL_HOSTS)
+    return StorageBoard(kvstore(parent / directory))
 
 
 def set_flag(path: Location, value: bool, *, fsync: bool) -> None:
