@@ -33,14 +33,23 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 
+
+class SilentBoardError(Exception):
+    """The process that keeps the notes does not answer."""
+
+
 _BY_LEADER = ("decision", "begun", "collecting", "outcome")
 # So many meetings have their notes in one place, and are forgotten together: a loop whose saves
 # depend on clocks has one for every step.
 BLOCK = 64
 # One wait for a note: Ctrl-C is heard after it.
 WAIT_SECS = 1.0
+# What a process has that loses its files because process 0 has cleaned up.
+FAILURE_SECS = 10.0
 # Between two looks at who is done: at first, and at most.
-FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.001, 0.1
+FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.001, 2.0
+# At most, for each process.
+LOOK_SECS = 0.01
 # How much longer the others wait than process 0, whose error says more than theirs.
 GRACE = 1.1
 # And how much longer the loop waits for a save of several processes: their errors say more too.
@@ -167,6 +176,24 @@ class Meeting:
         """The value of a note by process 0."""
         return self._wait(note)
 
+    def raise_failure(self) -> None:
+        """Waits a moment for why process 0 has failed, if it has, and raises that.
+
+        Raises:
+          ProcessFailedError: in that case.
+        """
+        group = self.group
+        assert group.board is not None, "there is another process"
+        patience = min(FAILURE_SECS, group.timeout_secs)
+        if (text := group.board.read(f"{self._place}/outcome", patience)) is not None:
+            self._value(text)
+
+    def has_failed(self) -> bool:
+        """Whether process 0 has said that it cannot be: then nothing is committed any more."""
+        board = self.group.board
+        text = None if board is None else board.read(f"{self._place}/outcome", 0.0)
+        return text is not None and "failure" in orjson.loads(text)
+
     def done(self, value: Any) -> Any:
         """Says that this process, not 0, has done its part; returns the outcome when it is there.
 
@@ -194,7 +221,8 @@ class Meeting:
             if group.clock() > end:
                 raise self._timeout(notes)
             time.sleep(pause)
-            pause = min(2 * pause, LONGEST_LOOK_SECS)
+            # All notes are read at each look, so with many processes it is taken less often.
+            pause = min(2 * pause, LONGEST_LOOK_SECS, group.count * LOOK_SECS)
         group.forget_before(self.number)
         return [notes[index] for index in range(1, group.count)]
 
@@ -215,8 +243,15 @@ class Meeting:
         end = group.clock() + GRACE * group.timeout_secs
         while (text := group.board.read(f"{self._place}/{name}", WAIT_SECS)) is None:
             if group.clock() > end:
-                raise self._timeout(self._parts() if name == "outcome" else None)
+                raise self._timeout(self._arrived() if name == "outcome" else None)
         return self._value(text)
+
+    def _arrived(self) -> dict[int, Any] | None:
+        """Who is done; `None` when process 0, which has the notes, does not answer."""
+        try:
+            return self._parts()
+        except SilentBoardError:
+            return None
 
     def _post(self, name: str, note: dict[str, Any]) -> None:
         """Leaves a note, unless this process is alone."""

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping
+import functools
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -121,7 +122,7 @@ def _held(array: Array, process: int | None) -> Iterator[tuple[int, Region, _Sha
     if isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1:
         yield 0, whole(array.shape), _Share(0, 1)
         return
-    ranks = {} if process is None else _holders(array)
+    ranks = {} if process is None else _holders(array.sharding, array.shape)
     seen = set()
     for index, shard in enumerate(array.addressable_shards):
         region = region_of(shard.index, array.shape)
@@ -131,12 +132,18 @@ def _held(array: Array, process: int | None) -> Iterator[tuple[int, Region, _Sha
             yield index, region, _Share(holders.index(process), len(holders))
 
 
-def _holders(array: jax.Array) -> dict[Region, list[int | None]]:
-    """The processes that hold each region of `array`, in the order of its devices."""
+@functools.lru_cache(maxsize=256)
+def _holders(
+    sharding: jax.sharding.Sharding, shape: Shape
+) -> Mapping[Region, Sequence[int | None]]:
+    """The processes that hold each region of an array, in the order of its devices.
+
+    It takes microseconds for each device, and most arrays of a state share it with others.
+    """
     holders: dict[Region, list[int | None]] = {}
-    indices: Mapping[Any, Any] = array.sharding.devices_indices_map(array.shape)
+    indices: Mapping[Any, Any] = sharding.devices_indices_map(shape)
     for device, index in indices.items():
-        found = holders.setdefault(region_of(index or (), array.shape), [])
+        found = holders.setdefault(region_of(index or (), shape), [])
         if device.process_index not in found:
             found.append(device.process_index)
     return holders

@@ -6,14 +6,25 @@ one place that calls it; where it is missing or has changed, notes go to the sto
 
 from __future__ import annotations
 
+import concurrent.futures
+import contextlib
+import functools
+import queue
+import threading
 import uuid
+import weakref
 from collections.abc import Callable
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
 
-from flaxckpt.agreement import ALONE, Group
+from flaxckpt.agreement import ALONE, Group, SilentBoardError
+
+T = TypeVar("T")
+
+# The service is a part of this process or one on a fast network.
+ANSWER_SECS = 10.0
 
 
 class Board(Protocol):
@@ -26,33 +37,45 @@ class Board(Protocol):
         """A note, waited for at most so long; `None` when there is none by then."""
 
     def below(self, name: str) -> dict[str, str]:
-        """All notes whose names begin with `name` and a slash, by the rest of their names."""
+        """All notes whose names begin with `name` and a slash, by the rest of their names.
+
+        Raises:
+          SilentBoardError: when whoever keeps the notes does not answer.
+        """
 
     def remove(self, name: str) -> None:
         """Removes all notes whose names begin with `name` and a slash."""
 
 
 class CoordinationBoard:
-    """Notes in jax's coordination service. Its errors are told apart by their texts only."""
+    """Notes in jax's coordination service. Its errors are told apart by their texts only.
 
-    def __init__(self, client: Any, prefix: str):
-        """Notes whose names the service has with `prefix` before them."""
-        self._client, self._prefix = client, prefix
+    The service is a part of process 0. When that is stopped, a call to it never returns, whatever
+    its deadline; so each is made by a thread that can be left to itself.
+    """
+
+    def __init__(self, client: Any, prefix: str, answer_secs: float = ANSWER_SECS):
+        """Notes that the service has with `prefix` before their names; it answers in so long."""
+        self._client, self._prefix, self._answer_secs = client, prefix, answer_secs
+        self._callers = threading.local()
 
     def post(self, name: str, text: str) -> None:
-        """See `Board`."""
-        try:
-            self._client.key_value_set(f"{self._prefix}/{name}", text)
-        except jax.errors.JaxRuntimeError as error:
-            if "ALREADY_EXISTS" not in str(error):
-                raise
+        """See `Board`; nobody can be told when there is no answer."""
+        with contextlib.suppress(SilentBoardError):
+            try:
+                self._call(self._answer_secs, "key_value_set", f"{self._prefix}/{name}", text)
+            except jax.errors.JaxRuntimeError as error:
+                if "ALREADY_EXISTS" not in str(error):
+                    raise
 
     def read(self, name: str, wait_secs: float) -> str | None:
         """See `Board`."""
+        key, milliseconds = f"{self._prefix}/{name}", max(1, round(wait_secs * 1000))
         try:
-            milliseconds = max(1, round(wait_secs * 1000))
-            found = self._client.blocking_key_value_get(f"{self._prefix}/{name}", milliseconds)
+            found = self._call(wait_secs + 1.0, "blocking_key_value_get", key, milliseconds)
             return str(found)
+        except SilentBoardError:
+            return None
         except jax.errors.JaxRuntimeError as error:
             if "DEADLINE_EXCEEDED" not in str(error):
                 raise
@@ -61,12 +84,53 @@ class CoordinationBoard:
     def below(self, name: str) -> dict[str, str]:
         """See `Board`."""
         prefix = f"{self._prefix}/{name}/"
-        found = self._client.key_value_dir_get(prefix)
+        found = self._call(self._answer_secs, "key_value_dir_get", prefix)
         return {key[len(prefix) :]: text for key, text in found}
 
     def remove(self, name: str) -> None:
         """See `Board`."""
-        self._client.key_value_delete(f"{self._prefix}/{name}/")
+        self._call(self._answer_secs, "key_value_delete", f"{self._prefix}/{name}/")
+
+    def _call(self, timeout_secs: float, method: str, *args: Any) -> Any:
+        """What the client's `method` returns."""
+        if not hasattr(self._callers, "mine"):  # one for each thread: they do not wait for another
+            self._callers.mine = _Caller()
+        call = functools.partial(getattr(self._client, method), *args)
+        return self._callers.mine.call(call, timeout_secs)
+
+
+class _Caller:
+    """A daemon thread that makes calls; whoever waits for one may stop waiting."""
+
+    def __init__(self) -> None:
+        """No call yet; the thread ends with this object."""
+        self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
+        weakref.finalize(self, self._calls.put, None)
+        serve = functools.partial(_serve, self._calls)
+        threading.Thread(target=serve, name="flaxckpt-notes", daemon=True).start()
+
+    def call(self, function: Callable[[], T], timeout_secs: float) -> T:
+        """What `function` returns.
+
+        Raises:
+          SilentBoardError: when it does not return in time.
+        """
+        future: concurrent.futures.Future[T] = concurrent.futures.Future()
+        self._calls.put((future, function))
+        done, _ = concurrent.futures.wait([future], timeout_secs)
+        if not done:
+            raise SilentBoardError(f"no answer within {timeout_secs:g} s")
+        return future.result()
+
+
+def _serve(calls: queue.SimpleQueue[Any]) -> None:
+    """Makes one call after the other until there is a `None`."""
+    while (found := calls.get()) is not None:
+        future, function = found
+        try:
+            future.set_result(function())
+        except BaseException as error:  # noqa: BLE001 - raised where it is waited for
+            future.set_exception(error)
 
 
 def client() -> Any:
@@ -94,7 +158,9 @@ def join(timeout_secs: float, fallback: Callable[[str], Board]) -> Group:
         return ALONE
     name = _shared_name()
     service = client()
-    board = fallback(name) if service is None else CoordinationBoard(service, f"flaxckpt/{name}")
+    answer_secs = min(ANSWER_SECS, timeout_secs / 2)
+    prefix = f"flaxckpt/{name}"
+    board = CoordinationBoard(service, prefix, answer_secs) if service else fallback(name)
     return Group(jax.process_index(), jax.process_count(), board, timeout_secs)
 
 

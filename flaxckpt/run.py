@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError
+from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError, StoreError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.retention import StepInfo
@@ -61,6 +61,8 @@ class Run:
             found = checkpoint_metadata.read(self.path(step))
         except CheckpointNotFoundError:
             return None
+        except StoreError:
+            raise
         except FlaxckptError:
             return CheckpointMetadata("", 0, 0, {}, {})
         self._known[step] = found

@@ -25,6 +25,10 @@ from flaxckpt.metadata.tree import encode_structure, spec_of
 from flaxckpt.storage import layout
 from flaxckpt.tree.structure import Flat, flatten
 
+# Orbax's file of shardings has some 15 bytes for each device of each leaf. On large meshes it would
+# have more than all other metadata; without it, Orbax asks to be told where arrays are to lie.
+MAX_SHARDING_DEVICES = 1 << 20
+
 
 class _Other(NamedTuple):
     """A leaf that is no jax array: its position, its name, and what its handler made of it."""
@@ -123,7 +127,8 @@ class SavePlan:
         """The files beside `_METADATA` that only Orbax reads."""
         files = {}
         shardings = {a.stored.store: a.sharding for a in self.arrays if a.sharding is not None}
-        if shardings:
+        # It repeats the devices of the mesh for each leaf.
+        if 0 < sum(len(s.device_set) for s in shardings.values()) <= MAX_SHARDING_DEVICES:
             files[layout.SHARDING] = orjson.dumps(orbax.sharding_file(shardings))
         if any(record.spec.kind == "prng_key" for record in self.records):
             name = f"{layout.ARRAY_METADATAS}/process_0"

@@ -23,7 +23,9 @@ from flaxckpt.storage.index import Place, check_versions, read_index
 from flaxckpt.storage.location import Location, PathLike
 
 _PREFIX = f"{layout.ITEM}/"
-_DATABASE = re.compile(rf"{_PREFIX}({layout.CHILD}[^/]+/)?({layout.MANIFEST}|d/[0-9a-f]+)")
+_DATABASE = re.compile(
+    rf"{_PREFIX}({layout.CHILD}[^/]+/)?({layout.MANIFEST}|manifest\.\d+|d/[0-9a-f]+)"
+)
 
 
 @dataclasses.dataclass(frozen=True)

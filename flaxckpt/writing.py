@@ -1,14 +1,15 @@
 """Writing the files of one checkpoint, by one process or by all of a job.
 
-Each process of several writes the chunks that are its own into a database of its own. Process 0
-waits until all have, merges the databases into one, which copies references and no values, writes
-the metadata and commits.
+Each process of several, and one that writes to a bucket, writes the chunks that are its own into a
+database of its own. Process 0 waits until all have, merges the databases into one, writes the
+metadata and commits. Merging copies where the values are, and no value.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import itertools
+import shutil
 import time
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -59,9 +60,17 @@ def write(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
 
 def _follow(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
     """What every process but 0 does."""
-    directory = job.final.parent / meeting.heard("begun")
-    part = _write_part(job, pieces, directory / layout.ITEM, meeting.group.index, ts.Context())
-    meeting.done(part.to_json())
+    directory, index = job.final.parent / meeting.heard("begun"), meeting.group.index
+    try:
+        part = _write_part(job, pieces, directory / layout.ITEM, index, ts.Context())
+        meeting.done(part.to_json())
+    except FileNotFoundError:
+        meeting.raise_failure()  # process 0 may have cleaned up, and knows why
+        raise
+    finally:
+        if isinstance(directory, Path) and meeting.has_failed():
+            # Process 0 has cleaned up, and this process may have written since.
+            shutil.rmtree(directory, ignore_errors=True)
 
 
 def _lead(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
@@ -71,7 +80,7 @@ def _lead(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
     with committing as directory:
         item = location.make_child(directory, layout.ITEM)
         meeting.say("begun", directory.name)
-        if meeting.group.count == 1:
+        if meeting.group.count == 1 and isinstance(item, Path):
             files = _write_alone(job, pieces, item)
         else:
             files = _write_together(job, pieces, item, meeting)
@@ -133,7 +142,8 @@ def _write_part(
     if (first := next(values, None)) is None:
         return Part(parts.digest(job.plan), local, {}, is_written=False)
     child = location.make_child(item, name)
-    store = tensorstore_io.create_store(child, context, fsync=fsync)
+    numbered = not isinstance(child, Path)
+    store = tensorstore_io.create_store(child, context, fsync=fsync, numbered=numbered)
     values = itertools.chain([first], values)
     _write_all(job, store, values)
     if fsync and isinstance(child, Path):
@@ -178,5 +188,5 @@ def _files(item: Location) -> dict[str, SavedFile]:
 def _files_for_orbax(plan: SavePlan, is_renamed: bool) -> dict[str, bytes]:
     """The files beside `_METADATA` that only Orbax reads."""
     # Where it cannot rely on a rename, Orbax wants a marker in the item too.
-    files = {} if is_renamed else {layout.COMMIT_SUCCESS: b"the marker is that of the step"}
+    files = {} if is_renamed else {layout.COMMIT_SUCCESS: layout.ITEM_MARKER}
     return files | plan.orbax_files

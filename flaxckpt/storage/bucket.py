@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 import tensorstore as ts
@@ -27,8 +27,10 @@ MISSING, _NOT_WRITTEN = b"\x02", b""
 # refused; all else is about what is stored.
 _UNREACHED = re.compile(
     "ABORTED|UNAVAILABLE|DEADLINE_EXCEEDED|PERMISSION_DENIED|UNAUTHENTICATED|RESOURCE_EXHAUSTED"
-    "|UNKNOWN|NOT_FOUND: .*(NoSuchBucket|bucket)"
+    "|UNKNOWN"
 )
+# An object that is not there is no error to TensorStore; to a database it is damage.
+_NO_BUCKET = "NOT_FOUND"
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -57,12 +59,15 @@ class Bucket:
         Raises:
           StoreError: when the store cannot be reached, refuses, or does not answer in time.
         """
-        with self.reached():
+        with self.reached(_NO_BUCKET):
             return future.result(timeout=self.timeout_secs)
 
     @contextlib.contextmanager
-    def reached(self) -> Iterator[None]:
+    def reached(self, also: str = "") -> Iterator[None]:
         """Explains what goes wrong in the block because the store cannot be used.
+
+        Args:
+          also: what TensorStore's messages begin with that mean this here, and elsewhere do not.
 
         Raises:
           StoreError: in that case.
@@ -74,7 +79,7 @@ class Bucket:
         except TimeoutError:
             why = f"it did not answer within {self.timeout_secs:g} s"
         except ValueError as error:
-            if not _UNREACHED.match(str(error)):
+            if not _UNREACHED.match(str(error)) and not (also and str(error).startswith(also)):
                 raise
             why = str(error)
         else:
@@ -136,7 +141,17 @@ class BucketPath:
         The answer to a request may be lost, and the request be repeated: then it finds the object
         that it has written itself. So what is there is read before that is called a failure.
         """
-        return self._write(data, MISSING) or self.read() == data
+        for _ in range(2):  # what was there may be gone by the time it is read
+            if self._write(data, MISSING):
+                return True
+            if (found := self.read()) is not None:
+                return found == data
+        # TensorStore takes it for a lost condition when there is no bucket.
+        raise StoreError(f"{self} cannot be written. Is there a bucket {self.bucket.url}?")
+
+    def write(self, data: bytes) -> None:
+        """Writes the object, whether it exists or not."""
+        self.bucket.result(self.bucket.kvstore("").write(self.key, data))
 
     def replace(self, old: bytes, new: bytes) -> bool:
         """Writes `new` where there is `old`; returns whether `new` is there now."""
@@ -148,6 +163,20 @@ class BucketPath:
     def delete(self) -> None:
         """Deletes the object; that there is none is no error."""
         self.bucket.result(self.bucket.kvstore("").write(self.key, None))
+
+    def generation(self) -> bytes:
+        """What changes whenever the object does."""
+        return self.bucket.result(self.bucket.kvstore("").read(self.key)).stamp.generation
+
+    def delete_at(self, generation: bytes) -> None:
+        """Deletes the object if it has that generation. (S3 looks first, then deletes.)"""
+        self.bucket.result(self.bucket.kvstore("").write(self.key, None, if_equal=generation))
+
+    def delete_if(self, data: bytes) -> None:
+        """Deletes the object if it has `data`."""
+        found = self.bucket.result(self.bucket.kvstore("").read(self.key))
+        if found.state == "value" and found.value == data:
+            self.delete_at(found.stamp.generation)
 
     def is_created_twice(self, data: bytes) -> bool:
         """Whether the store lets an object that exists be created; it must not."""
@@ -171,10 +200,10 @@ class BucketPath:
             self.exists()
         return found
 
-    def delete_all(self) -> None:
-        """Deletes all objects below this, one by one: `delete_range` hides what GCS refuses."""
+    def delete_all(self, names: Iterable[str]) -> None:
+        """Deletes `names` below this, one by one: `delete_range` hides what GCS refuses."""
         kvstore = self.kvstore()
-        for deleting in [kvstore.write(name, None) for name in self.names()]:
+        for deleting in [kvstore.write(name, None) for name in names]:
             self.bucket.result(deleting)
 
 

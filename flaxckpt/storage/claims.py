@@ -1,20 +1,21 @@
-"""How a checkpoint becomes visible in a bucket: by its marker, for whoever holds the claim to it.
+"""How a checkpoint becomes visible in a bucket: by the claim to it.
 
 Stores have no rename, no locks, and cannot list a directory without all that is below it. So next
-to the checkpoints there is `_claims/`, with one small object for each that exists or is being
-written; a run is listed by it, however many objects its steps have. Step by step:
+to the checkpoints there is `_claims/`, with one small object for each that exists, is being written
+or is being removed; a run is listed by it, however many objects its steps have. A claim holds the
+attempt's id and one of three words:
 
-1. The claim is created with the attempt's id, on the condition that there is none. One writer can.
-2. The objects are written, those with a name of their own on the condition that there is none.
-3. The writer looks whether the claim is still its own, creates the marker with the attempt's id on
-   the condition that there is none, and looks once more. From here on it is committed.
-4. Deleting begins with the marker and ends with the claim.
+    writing      created on the condition that there is no claim: one writer can
+    committed    put in place of `writing`, on the condition that it is still there: the commit
+    removing     put in place of either, on the same condition; then the objects go, then the claim
 
-Nobody can see whether the writer of a claim without a marker lives. A run has one writer, so the
-next one takes over: it puts an id of its own into the claim, looks once more for the marker, and
-deletes. Each of the two changes its object first and looks at the other's then, so of a writer
-that lives after all and of one that takes over, at least one sees the other: the writer fails
-without a commit, or the other leaves what is committed alone.
+The commit and everything that could contradict it are changes of one object, each of which names
+what it replaces, so exactly one of them happens. The marker of Orbax is written before the commit.
+
+Nobody can see whether the writer of a claim lives. A run has one writer, so the next one takes over
+and removes what is not committed. A writer that lives after all cannot commit any more. What it
+still writes has names of its own or is written on the condition that there is nothing; what it
+still deletes, it deletes on the condition that it is what it found there.
 """
 
 from __future__ import annotations
@@ -28,8 +29,22 @@ from flaxckpt.errors import DirectoryError, StepExistsError
 from flaxckpt.storage import layout
 from flaxckpt.storage.bucket import BucketPath
 
-# What a dead process of an attempt may still have written after the others had cleaned up.
-_LEFTOVER = re.compile(rf"{layout.ITEM}/{layout.CHILD}\d+-[0-9a-f]{{12}}/.*")
+# Names that no two attempts give.
+_UNIQUE = re.compile(rf"{layout.ITEM}/({layout.CHILD}\d+-[0-9a-f]{{12}}/.*|d/[0-9a-f]+)")
+# What a dead process may still have written after the others had cleaned up: names that are only
+# ours, and those whose contents tell.
+_CERTAIN = re.compile(rf"{layout.ITEM}/{layout.CHILD}\d+-[0-9a-f]{{12}}/.*")
+_TELLING = {
+    layout.COMMIT_SUCCESS: re.compile(rb"[0-9a-f]{12}"),
+    f"{layout.ITEM}/{layout.COMMIT_SUCCESS}": re.compile(re.escape(layout.ITEM_MARKER)),
+    layout.CHECKPOINT_METADATA: re.compile(rb'.*"flaxckpt":.*', re.DOTALL),
+    f"{layout.ITEM}/{layout.TREE_METADATA}": re.compile(rb'.*"flaxckpt":.*', re.DOTALL),
+}
+# And beside one of these, also what Orbax may have written.
+_COMMON = re.compile(
+    rf"{layout.ITEM}/({layout.SHARDING}|{re.escape(layout.STRINGS)}|{layout.MANIFEST}"
+    rf"|{layout.ARRAY_METADATAS}/process_0|d/[0-9a-f]+)"
+)
 
 
 @contextlib.contextmanager
@@ -43,63 +58,90 @@ def commit_by_claim(final: BucketPath, attempt: str, *, overwrite: bool) -> Iter
     _claim(final, attempt, overwrite=overwrite)
     try:
         yield final
-        _publish(final, attempt)
+        (final / layout.COMMIT_SUCCESS).write(attempt.encode())
+        if not _claim_of(final).replace(_writing(attempt), _committed(attempt)):
+            raise StepExistsError(
+                f"{final} was taken over by another writer while it was written. Nothing of that "
+                "is lost, but this save is. Only one job may write a run."
+            )
     except BaseException:
-        give_up(final, attempt)
+        if _claim_of(final).replace(_writing(attempt), _removing(attempt)):
+            _remove(final, attempt)
         raise
 
 
 def _claim(final: BucketPath, attempt: str, *, overwrite: bool) -> None:
     """Creates the claim of `attempt`, and makes sure that nothing else is there."""
-    if not _claim_of(final).create(attempt.encode()):
+    if not _claim_of(final).create(_writing(attempt)):
         advice = "; in a bucket it cannot be replaced safely" if overwrite else ""
         raise StepExistsError(
             f"{final} exists already, or is being written by another writer{advice}. Delete it "
             "first, or save another step."
         )
     names = final.names()
-    if foreign := [name for name in names if not _LEFTOVER.fullmatch(name)]:
-        _claim_of(final).delete()
+    ours = {name for name in names if _is_certain(final, name)}
+    foreign = [name for name in names if name not in ours and not (ours and _COMMON.match(name))]
+    if foreign:
+        _claim_of(final).delete_if(_writing(attempt))
         raise DirectoryError(
             f"{final} has objects that flaxckpt did not write, such as {foreign[0]}, so it is not "
             "touched. Save somewhere else, or remove them yourself."
         )
-    if names:
-        final.delete_all()
+    _delete(final, names, _writing(attempt))
 
 
-def _publish(final: BucketPath, attempt: str) -> None:
-    """Creates the marker, while the claim is that of `attempt`."""
-    claim, marker = _claim_of(final), final / layout.COMMIT_SUCCESS
-    ours = attempt.encode()
-    if claim.read() == ours and marker.create(ours):
-        if claim.read() == ours:
-            return
-        marker.delete()
-    raise StepExistsError(
-        f"{final} was taken over by another writer while it was written. Nothing of that is lost, "
-        "but this save is. Only one job may write a run."
-    )
+def _is_certain(final: BucketPath, name: str) -> bool:
+    """Whether an object can only be flaxckpt's."""
+    if (pattern := _TELLING.get(name)) is None:
+        return _CERTAIN.fullmatch(name) is not None
+    return pattern.fullmatch((final / name).read() or b"") is not None
 
 
-def give_up(final: BucketPath, attempt: str) -> None:
-    """Deletes what `attempt` wrote, unless it is committed or somebody has taken over."""
-    claim = _claim_of(final)
-    if claim.read() == attempt.encode() and not is_committed(final):
-        final.delete_all()
-        claim.delete()
+def committed_by(final: BucketPath) -> str | None:
+    """The attempt that committed `final`; `None` when it is not.
 
-
-def is_committed(final: BucketPath) -> bool:
-    """Whether there is a checkpoint."""
-    return (final / layout.COMMIT_SUCCESS).exists()
+    What was copied to somewhere else has no claim there: its marker counts, which a copy that was
+    cut short may lack.
+    """
+    found = _claim_of(final).read()
+    if found is None:
+        found = (final / layout.COMMIT_SUCCESS).read()
+        return None if found is None else found.decode(errors="replace")
+    attempt, _, state = found.decode(errors="replace").partition(" ")
+    return attempt if state == "committed" else None
 
 
 def remove(final: BucketPath) -> None:
-    """Deletes a checkpoint: its marker first, and its claim last."""
-    (final / layout.COMMIT_SUCCESS).delete()
-    final.delete_all()
-    _claim_of(final).delete()
+    """Deletes a checkpoint: its name first. That somebody else does is no error."""
+    claim, attempt = _claim_of(final), layout.new_attempt()
+    found = claim.read()
+    if (
+        claim.create(_removing(attempt))
+        if found is None
+        else claim.replace(found, _removing(attempt))
+    ):
+        _remove(final, attempt)
+
+
+def _remove(final: BucketPath, attempt: str) -> None:
+    """Deletes all of a checkpoint whose claim says that `attempt` removes it."""
+    _delete(final, final.names(), _removing(attempt))
+    _claim_of(final).delete_if(_removing(attempt))
+
+
+def _delete(final: BucketPath, names: list[str], claim: bytes) -> None:
+    """Deletes objects, the marker first, unless somebody has taken over from who holds `claim`.
+
+    If the claim is still there after `names` and the generations were read, they are not of the
+    next attempt; and what changes after that is not deleted.
+    """
+    unique = [name for name in names if _UNIQUE.fullmatch(name)]
+    shared = sorted(set(names).difference(unique), key=lambda name: name != layout.COMMIT_SUCCESS)
+    found = [(final / name, (final / name).generation()) for name in shared]
+    if names and _claim_of(final).read() == claim:
+        for path, generation in found:
+            path.delete_at(generation)
+        final.delete_all(unique)
 
 
 def claimed(parent: BucketPath) -> list[str]:
@@ -120,14 +162,12 @@ def take_over(parent: BucketPath, name: str | None = None) -> list[BucketPath]:
 
 def _is_removed(final: BucketPath) -> bool:
     """Removes `final` if it is unfinished; returns whether it was."""
-    claim, marker = _claim_of(final), final / layout.COMMIT_SUCCESS
-    before, after = claim.read(), layout.new_attempt().encode()
-    if before is None or marker.read() == before or not claim.replace(before, after):
+    found, attempt = _claim_of(final).read(), layout.new_attempt()
+    if found is None or found.endswith(b" committed"):
         return False
-    if marker.read() == before:  # its writer lived
-        claim.replace(after, before)
-        return False
-    remove(final)
+    if not _claim_of(final).replace(found, _removing(attempt)):
+        return False  # its writer lives, or somebody else removes it
+    _remove(final, attempt)
     return True
 
 
@@ -152,3 +192,18 @@ def check_conditions(parent: BucketPath) -> None:
 def _claim_of(final: BucketPath) -> BucketPath:
     """The claim to `final`."""
     return final.parent / layout.CLAIMS / final.name
+
+
+def _writing(attempt: str) -> bytes:
+    """The claim of an attempt that writes."""
+    return f"{attempt} writing".encode()
+
+
+def _committed(attempt: str) -> bytes:
+    """The claim of an attempt that has committed."""
+    return f"{attempt} committed".encode()
+
+
+def _removing(attempt: str) -> bytes:
+    """The claim of who removes what there is."""
+    return f"{attempt} removing".encode()

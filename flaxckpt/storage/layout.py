@@ -13,6 +13,8 @@ CHECKPOINT_METADATA = "_CHECKPOINT_METADATA"
 PINNED = "PINNED"
 CLAIM = "_CLAIM"
 COMMIT_SUCCESS = "commit_success.txt"
+# What that of the item says, which only Orbax asks for.
+ITEM_MARKER = b"the marker is that of the step"
 ITEM = "state"
 
 CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCESS, ITEM})

@@ -132,8 +132,7 @@ def committed_by(final: Location) -> str | None:
     A directory that was renamed into place needs no marker.
     """
     if isinstance(final, BucketPath):
-        found = (final / layout.COMMIT_SUCCESS).read()
-        return None if found is None else found.decode(errors="replace")
+        return claims.committed_by(final)
     return (marker.marked(final) or "") if marker.is_committed(final) else None
 
 

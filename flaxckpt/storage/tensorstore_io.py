@@ -22,7 +22,11 @@ NODE_BYTES = 100_000_000
 
 
 def create_store(
-    directory: Location, context: ts.Context | None = None, *, fsync: bool = True
+    directory: Location,
+    context: ts.Context | None = None,
+    *,
+    fsync: bool = True,
+    numbered: bool = False,
 ) -> ts.KvStore:
     """A new OCDBT database in `directory`; the manifest is written by the first commit.
 
@@ -30,6 +34,8 @@ def create_store(
       directory: an existing directory without one.
       context: what it needs to share with databases that are merged into it.
       fsync: whether commits wait for the disk.
+      numbered: whether each commit writes a manifest of its own, rather than the one anew. GCS
+        lets an object be changed once in a second.
     """
     base = kvstore(directory, context, fsync=fsync)
     return ts.KvStore.open(
@@ -41,7 +47,7 @@ def create_store(
             "config": {
                 "max_inline_value_bytes": INLINE_BYTES,
                 "max_decoded_node_bytes": NODE_BYTES,
-                "manifest_kind": "single",
+                "manifest_kind": "numbered" if numbered else "single",
             },
         },
         context=_context(directory, context),
