@@ -1,0 +1,55 @@
+"""What one process of many does by itself, measured: its transactions, and its plan of the mesh."""
+
+from __future__ import annotations
+
+import time
+import types
+
+import jax
+import numpy as np
+import orjson
+import tensorstore as ts
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from benchmarks.scale_pieces import FLOATS, Point, requests
+from flaxckpt import array_plan
+from flaxckpt.metadata import orbax
+from flaxckpt.options import Options
+from flaxckpt.storage import location, tensorstore_io
+
+# The chunks of 8 MiB that one transaction has.
+KEYS = 5
+ARRAYS = 8
+VALUE = bytes(4 * FLOATS + 4)
+
+
+def commits(url: str, count: int) -> Point:
+    """One process's database, written in so many transactions of few chunks."""
+    directory = location.locate(url, Options())
+    items = (
+        (f"opt_state.layers_{n // 8:05d}.kernel/c/{n % 8}/0", VALUE) for n in range(count * KEYS)
+    )
+    before, start = requests(), time.perf_counter()
+    store = tensorstore_io.create_store(directory, ts.Context(), fsync=False)
+    tensorstore_io.write_all(store, items, 2 * KEYS * len(VALUE))
+    return {
+        "transactions": count,
+        "rewritten": count * count * KEYS / 2,
+        "commit_secs": time.perf_counter() - start,
+        "commit_files": len(location.files(directory)),
+        "commit_requests": requests() - before,
+    }
+
+
+def plan(devices: int) -> Point:
+    """What every process works out, at its first save, of an array on a mesh of so many devices."""
+    mesh = Mesh(np.array(jax.devices()).reshape(-1, 8), ("fsdp", "tensor"))
+    sharding = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
+    array = types.SimpleNamespace(sharding=sharding, shape=(devices, 8))
+    array_plan._holders(array)  # what jax knows of a shape it keeps
+    start = time.perf_counter()
+    for _ in range(ARRAYS):
+        array_plan._holders(array)
+    seconds = (time.perf_counter() - start) / ARRAYS
+    encoded = orjson.dumps(orbax.sharding_file({"opt_state.layers_000.kernel": sharding}))
+    return {"devices": devices, "plan_secs": seconds, "sharding_bytes": len(encoded)}

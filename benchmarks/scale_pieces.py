@@ -1,0 +1,230 @@
+"""The pieces of a checkpoint of many processes, measured with processes that are not there.
+
+Process 0 is real: it runs flaxckpt's own code in a process of its own. The others are one child
+that writes, for each of them, a real database with a chunk of each leaf and a real done record.
+No device is used, and the chunks are as small as any that gets into a data file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import uuid
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from typing import Any
+from unittest import mock
+
+import jax
+import numpy as np
+import orjson
+import tensorstore as ts
+
+from benchmarks import peak, process
+from flaxckpt import array_plan, parts, writing
+from flaxckpt.agreement import Group, Meeting
+from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.leaves.dtypes import storage_of
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.options import Options
+from flaxckpt.parts import Part
+from flaxckpt.save_plan import SavePlan, make_plan
+from flaxckpt.sharding.chunks import Region, whole
+from flaxckpt.snapshot import Piece
+from flaxckpt.storage import filesystem, layout, location, tensorstore_io, zarr3
+from flaxckpt.storage.index import Place, read_index
+from flaxckpt.storage.location import Location
+from flaxckpt.storage.notes import StorageBoard
+
+Point = dict[str, float]
+
+# A chunk is just larger than what lies in the nodes of the B-tree.
+FLOATS = 300
+# Every so many-th leaf is replicated, so that process 0 writes it.
+REPLICATED = 8
+# The steps of process 0 after its own part of the arrays is written.
+STAGES: dict[str, tuple[Any, str]] = {
+    "collect": (Meeting, "collect"),
+    "compare": (parts, "check_equal"),
+    "open": (tensorstore_io, "open_store"),
+    "merge": (tensorstore_io, "merge"),
+    "sizes": (writing, "_files"),
+    "metadata": (writing, "_write_metadata"),
+    "fsync": (filesystem, "fsync_directories"),
+}
+# TensorStore's counters of what it asked of files and of servers.
+COUNTERS = (
+    *(f"/tensorstore/kvstore/file/{name}" for name in ("read", "batch_read", "write", "list")),
+    "/tensorstore/http/request_completed",
+)
+
+
+@contextlib.contextmanager
+def stopwatch() -> Iterator[dict[str, float]]:
+    """The seconds of each stage of what is saved in the block."""
+    found: dict[str, float] = defaultdict(float)
+
+    def clocked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            start = time.perf_counter()
+            try:
+                return function(*args, **kwargs)
+            finally:
+                found[stage] += time.perf_counter() - start
+
+        return call
+
+    with contextlib.ExitStack() as stack:
+        for stage, (owner, name) in STAGES.items():
+            wrapped = clocked(stage, getattr(owner, name))
+            stack.enter_context(mock.patch.object(owner, name, wrapped))
+        yield found
+
+
+def requests() -> int:
+    """What this process has asked of files and of servers, so far."""
+    found = ts.experimental_collect_matching_metrics("/tensorstore/")
+    metrics = {metric["name"]: metric["values"] for metric in found}
+    return sum(int(v["value"]) for name in COUNTERS for v in metrics.get(name, ()))
+
+
+class _Board(StorageBoard):
+    """The notes of process 0; when it has begun, the others do their parts."""
+
+    def __init__(self, kvstore: ts.KvStore, others: Callable[[dict[str, Any], str], None]):
+        super().__init__(kvstore)
+        self._others = others
+
+    def post(self, name: str, text: str) -> None:
+        """See `Board`."""
+        super().post(name, text)
+        place, _, note = name.rpartition("/")
+        if note == "begun" and "value" in (begun := orjson.loads(text)):
+            self._others(begun, place)
+
+
+def tree(processes: int, leaves: int) -> dict[str, Any]:
+    """A state of which each process has a row of most leaves."""
+    row = np.broadcast_to(np.float32(0), (processes, FLOATS))
+    return {
+        "opt_state": {
+            f"layers_{n:04d}": {"mu": {"kernel": row if n % REPLICATED else row[0]}}
+            for n in range(leaves)
+        }
+    }
+
+
+def _plan(processes: int, leaves: int, index: int) -> SavePlan:
+    """What process `index` saves of the state."""
+
+    def held(array: np.ndarray, process: int | None) -> Iterator[tuple[int, Region, Any]]:
+        del process
+        everything, share = whole(array.shape), array_plan._Share(0, 1)
+        if array.ndim == 2:
+            yield 0, Region((index, 0), (1, FLOATS)), share
+        elif index == 0:
+            yield 0, everything, share
+
+    state = tree(processes, leaves)
+    with mock.patch.object(array_plan, "_held", held):
+        return make_plan(state, jax.tree.structure(state), 4 * FLOATS)[0]
+
+
+def _pieces(plan: SavePlan, index: int) -> Iterator[Piece]:
+    """What process `index` writes: its own number, everywhere."""
+    for array, shard in plan.shards:
+        yield Piece(array, shard.chunks, shard.region, np.full(shard.region.shape, index, "f4"))
+
+
+def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
+    """Writes the databases and the done records of all processes but 0; returns their bytes."""
+    url, notes, place, attempt, digest, begun = told
+    item = location.locate(url, Options()) / layout.ITEM
+    board = StorageBoard(location.kvstore(location.locate(notes, Options()), fsync=False))
+    chunk, storage, written = (1, FLOATS), storage_of("float32"), 0
+    stores = [a.stored.store for a, s in _plan(processes, leaves, 1).shards if s.chunks]
+    for index in range(1, processes):
+        name = f"{layout.CHILD}{index}-{attempt}"
+        child = location.make_child(item, name)
+        value = zarr3.encode_chunk(np.full(chunk, index, "f4"), chunk, storage)
+        items = ((zarr3.chunk_key(store, (index, 0)), value) for store in stores)
+        store = tensorstore_io.create_store(child, ts.Context(), fsync=False)
+        tensorstore_io.write_all(store, items, Options().buffer_bytes)
+        files = {f"{name}/{file}": found.size for file, found in writing._files(child).items()}
+        part = Part(digest, {}, files, is_written=True).to_json()
+        note = orjson.dumps(begun | {"value": part}).decode()
+        written += len(note)
+        board.post(f"{place}/done/{index}", note)
+    return written
+
+
+def lead(url: str, processes: int, leaves: int) -> Point:
+    """What process 0 of so many does for a save of so many leaves."""
+    options = Options(chunk_bytes=4 * FLOATS)
+    final, attempt = location.locate(url, options), layout.new_attempt()
+    location.prepare(final.parent, options)
+    plan, notes = _plan(processes, leaves, 0), final.parent / f"notes-{uuid.uuid4().hex}"
+    described = CheckpointMetadata(attempt, 0, 0, {}, {})
+    found: dict[str, Any] = {}
+
+    def others(begun: dict[str, Any], place: str) -> None:
+        directory = str(final.parent / begun["value"])
+        told = (directory, str(notes), place, attempt, parts.digest(plan), begun)
+        found["note_bytes"] = process.call(write_others, told, processes, leaves)
+
+    board = _Board(location.kvstore(notes), others)
+    meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
+    job = writing.Job(plan, final, described, False, options)
+    before = requests()
+    with stopwatch() as seconds:
+        memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), meeting))
+    found |= {f"{stage}_secs": seconds[stage] for stage in STAGES}
+    found |= {"leader_bytes": memory, "leader_requests": requests() - before}
+    return found | sizes(final)
+
+
+def sizes(final: Location) -> Point:
+    """The sizes of what process 0 wrote."""
+    item = final / layout.ITEM
+    names = location.files(item)
+    nodes = [name for name in names if name.startswith("d/")]
+    read = {name: len(location.read_file(item / name, 1 << 34)) for name in nodes}
+    return {
+        "files": len(names),
+        "node_bytes": sum(read.values()),
+        "manifest_bytes": len(location.read_file(item / layout.MANIFEST, 1 << 30)),
+        "metadata_bytes": len(location.read_file(item / layout.TREE_METADATA, 1 << 30)),
+    }
+
+
+def read(url: str) -> Point:
+    """What every process of a restore does before it reads its own arrays."""
+    found: dict[str, Any] = {}
+    before, start = requests(), time.perf_counter()
+    open_checkpoint(url)
+    opened = time.perf_counter() - start
+
+    def look() -> None:
+        began = time.perf_counter()
+        found["index"] = read_index(location.locate(url, Options()) / layout.ITEM)
+        found["seconds"] = time.perf_counter() - began
+
+    memory = peak.growth(look)
+    places = [place for place in found["index"].values() if isinstance(place, Place)]
+    return {
+        "entries": len(found["index"]),
+        "chunks": len(places),
+        "opening_secs": opened,
+        "index_secs": found["seconds"],
+        "index_bytes": memory,
+        "restore_requests": requests() - before,
+    }
+
+
+def simulate(parent: str, processes: int, leaves: int) -> Point:
+    """Saves as so many processes, and opens what was saved; all that was measured."""
+    url = f"{parent}/0"
+    # Each of the others writes a manifest and a data file.
+    others = {"other_files": 2 * (processes - 1)}
+    point: Point = {"processes": processes, "leaves": leaves} | others
+    return point | process.call(lead, url, processes, leaves) | process.call(read, url)
