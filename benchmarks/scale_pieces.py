@@ -12,6 +12,7 @@ import time
 import uuid
 from collections import defaultdict
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -148,7 +149,8 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
         child = location.make_child(item, name)
         value = zarr3.encode_chunk(np.full(chunk, index, "f4"), chunk, storage)
         items = ((zarr3.chunk_key(store, (index, 0)), value) for store in stores)
-        store = tensorstore_io.create_store(child, ts.Context(), fsync=False)
+        numbered = not isinstance(child, Path)
+        store = tensorstore_io.create_store(child, ts.Context(), fsync=False, numbered=numbered)
         tensorstore_io.write_all(store, items, Options().buffer_bytes)
         files = {f"{name}/{file}": found.size for file, found in writing._files(child).items()}
         part = Part(digest, {}, files, is_written=True).to_json()
@@ -224,7 +226,7 @@ def read(url: str) -> Point:
 def simulate(parent: str, processes: int, leaves: int) -> Point:
     """Saves as so many processes, and opens what was saved; all that was measured."""
     url = f"{parent}/0"
-    # Each of the others writes a manifest and a data file.
+    # Each of the others writes a manifest and a data file, to a directory.
     others = {"other_files": 2 * (processes - 1)}
     point: Point = {"processes": processes, "leaves": leaves} | others
     return point | process.call(lead, url, processes, leaves) | process.call(read, url)

@@ -7,11 +7,9 @@ from typing import Any, NamedTuple
 from benchmarks import scale_states
 from benchmarks.scale_fit import Fit, value
 from benchmarks.scale_states import Layout, Model
+from flaxckpt.save_plan import MAX_SHARDING_DEVICES
 
 GB = 1e9
-# How often a second GCS takes a new version of one object; each transaction has one of a manifest.
-# https://cloud.google.com/storage/quotas
-OBJECT_WRITES = 1.0
 
 
 class Rates(NamedTuple):
@@ -45,6 +43,7 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
     metadata = sum(found[f"{n}_secs"] for n in ("collect", "open", "sizes", "metadata", "fsync"))
     written = found["bucket_commit_requests"]
     asked = found["bucket_leader_requests"] + written
+    has_sharding = point["leaves"] * point["devices"] <= MAX_SHARDING_DEVICES
     save = {
         "data_secs": moved / rates.write,
         "transactions_secs": found["commit_secs"],
@@ -57,7 +56,7 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
         "opening_secs": found["opening_secs"],
     }
     return point | {
-        "plan_secs": found["plan_secs"] * point["leaves"],
+        "plan_secs": found["plan_secs"] * point["pairs"],
         "blocked_secs": moved / rates.copy,
         "save_secs": sum(save.values()),
         "restore_secs": sum(restore.values()),
@@ -66,7 +65,6 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
         "leader_requests": asked,
         "leader_requests_secs": asked * rates.latency / 1000 / CONNECTIONS,
         "host_requests": written + found["bucket_restore_requests"],
-        "one_object_secs": point["transactions"] / OBJECT_WRITES,
         # At most: small chunks that lie side by side are read at once.
         "restore_requests": (point["entries"] - point["leaves"]) / point["processes"]
         + found["bucket_restore_requests"],
@@ -74,7 +72,7 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
         "index_bytes": found["index_bytes"],
         "note_bytes": found["note_bytes"],
         "metadata_bytes": found["metadata_bytes"],
-        "sharding_bytes": found["sharding_bytes"] * point["leaves"],
+        "sharding_bytes": found["sharding_bytes"] * point["leaves"] if has_sharding else 0.0,
     }
 
 

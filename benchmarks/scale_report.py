@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import Any
 
+from benchmarks import scale_states
 from benchmarks.table import number
+from flaxckpt.save_plan import MAX_SHARDING_DEVICES
 
 Row = dict[str, Any]
 # The name of a column, what it shows, and the unit that this is divided by.
@@ -86,7 +88,6 @@ SAVES: list[Column] = [
     ("merge, s", "save_merge_secs", 1),
     ("other metadata, s", "save_metadata_secs", 1),
     ("slowest beside the data", "save_slowest", 1),
-    ("at least, on GCS, s", "one_object_secs", 1),
     ("blocked, s", "blocked_secs", 1),
     ("and the first time, s", "plan_secs", 1),
     ("memory of process 0, GB", "leader_bytes", 1e9),
@@ -158,6 +159,7 @@ def markdown(found: Row) -> str:
     real = "The second save of a manager; the restore has been made once."
     parts = [
         INTRODUCTION.format(**found["machine"]).rstrip(),
+        *filter(None, [found["machine"].get("remark")]),
         table("Measured: simulated processes", SIMULATED, measured["files"], note),
         table("Measured: simulated processes, to a bucket in memory", BUCKETS, measured["buckets"]),
         table("Measured: real processes", REAL, measured["real"], real),
@@ -171,7 +173,7 @@ def markdown(found: Row) -> str:
             "Measured: the transactions of one process, to a bucket in memory",
             [column for column in COMMITS if column[0] != "seconds"],
             measured["bucket_commits"],
-            "A value's object, a node read and the manifest written anew in each.",
+            "A value's object, a node and a manifest in each.",
         ),
         table("Measured: the mesh, in every process", DEVICES, measured["devices"]),
         fitted(found),
@@ -181,7 +183,12 @@ def markdown(found: Row) -> str:
         "Bfloat16 params, float32 master params and adam's two moments: 14 bytes a parameter. "
         "Eight devices and one process a host; every matrix is spread over all devices. Of a "
         f"host: it writes {rates['write']:g} GB/s, reads {rates['read']:g} GB/s, gets "
-        f"{rates['copy']:g} GB/s from its devices; a bucket answers in {rates['latency']:g} ms."
+        f"{rates['copy']:g} GB/s from its devices; a bucket answers in {rates['latency']:g} ms.\n\n"
+        "The first save works out who holds what for each pair of a sharding and a shape: "
+        f"{scale_states.MATRIX_PAIRS} of matrices (q; o; k and v; gate and up; down; the "
+        "embedding; the head), and one of the scales of norms, two with scanned layers. "
+        f"`_sharding` is left out where leaves times devices are more than "
+        f"{MAX_SHARDING_DEVICES:,}; the tables have 0 there."
     )
     parts.append(assumed)
     for title, rows in found["predictions"].items():

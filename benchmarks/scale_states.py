@@ -10,6 +10,9 @@ MIB = 1 << 20
 # Of each parameter: bfloat16 params, and float32 master params and two moments of adam.
 COPIES = (2, 4, 4, 4)
 DEVICES = 8
+# The pairs of a sharding and a shape that the matrices have: q, o, k and v, gate and up, down, what
+# embeds, the head. Who holds what is worked out once for each. Copies of a parameter share theirs.
+MATRIX_PAIRS = 7
 # `Options.buffer_bytes`, half of which a transaction has, and `Options.chunk_bytes`.
 TRANSACTION_BYTES = 48 * MIB
 CHUNK_BYTES = 8 * MIB
@@ -80,6 +83,8 @@ def count(model: Model, how: Layout) -> dict[str, float]:
     transactions = math.ceil(host_bytes / transaction)
     return {
         "leaves": leaves,
+        # The scales of norms are replicated; if layers are scanned, the last one has another shape.
+        "pairs": MATRIX_PAIRS + (2 if how.scanned else 1),
         "entries": entries,
         "processes": how.hosts,
         "devices": devices,

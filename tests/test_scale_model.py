@@ -39,6 +39,20 @@ def test_a_leaf_of_every_layer_costs_a_chunk_on_every_device():
     assert scanned["stored"] == found["stored"] == 14 * MODELS["405B"].params
 
 
+def test_sharding_is_left_out_of_large_states_and_the_plan_is_made_of_few_pairs():
+    names = [*scale_fit.FORMS, *(f"bucket_{n}_requests" for n in ("leader", "restore", "commit"))]
+    fitted = {name: {"1": 1.0} for name in names}
+    rows = {
+        scanned: scale_predict.predict(
+            MODELS["405B"], Layout(512, scanned), fitted, scale_predict.Rates()
+        )
+        for scanned in (False, True)
+    }
+    assert rows[False]["sharding_bytes"] == 0
+    assert rows[True]["sharding_bytes"] == rows[True]["leaves"]
+    assert [rows[scanned]["plan_secs"] for scanned in (False, True)] == [8, 9]
+
+
 def test_larger_chunks_are_fewer():
     few, many = (
         scale_states.count(MODELS["70B"], Layout(8, scanned=True, chunk_bytes=size << 20))

@@ -53,12 +53,13 @@ def _fsync_and_forget(fd, fsync=os.fsync):
         fsync(fd)
 
 
-def _delete_then_write(plan, pieces, final, described, *, write=flaxckpt.writer.write, **options):
+def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.writer.write):
     """`write` that makes room first."""
+    final = job.final
     old = {"1": final, "2": final.with_name("0")}.get(final.name)
     if old is not None and old.exists():
         remove(old, fsync=True)
-    write(plan, pieces, final, described, **options)
+    write(job, pieces, meeting)
 
 
 BREAKS = {

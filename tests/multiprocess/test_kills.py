@@ -50,6 +50,7 @@ class Point:
         setattr(owner, name, deadly)
 
 
+WRITING = "^b'[0-9a-f]{12} writing'$"
 MARKER = r"/\d+/commit_success.txt$"
 EVERYBODY = {
     "after the decision": Point("flaxckpt.writer.write"),
@@ -79,9 +80,11 @@ ON_DISK = {
 }
 IN_A_BUCKET = {
     "after the claim": Point("flaxckpt.storage.claims._claim", after=True),
-    "before the marker": Point("flaxckpt.storage.bucket.BucketPath.create", note=MARKER),
-    "after the marker": Point(
-        "flaxckpt.storage.bucket.BucketPath.create", True, MARKER, commits=True
+    "before the marker": Point("flaxckpt.storage.bucket.BucketPath.write", note=MARKER),
+    "after the marker": Point("flaxckpt.storage.bucket.BucketPath.write", True, MARKER),
+    "before the claim says so": Point("flaxckpt.storage.bucket.BucketPath.replace", note=WRITING),
+    "after the claim says so": Point(
+        "flaxckpt.storage.bucket.BucketPath.replace", True, WRITING, commits=True
     ),
 }
 
