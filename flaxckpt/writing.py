@@ -68,8 +68,9 @@ def _follow(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
         meeting.raise_failure()  # process 0 may have cleaned up, and knows why
         raise
     finally:
-        if isinstance(directory, Path) and meeting.has_failed():
-            # Process 0 has cleaned up, and this process may have written since.
+        # Process 0 has cleaned up, and this process may have written since. What is written in
+        # place may have been committed before something failed, and is left alone.
+        if isinstance(directory, Path) and directory != job.final and meeting.has_failed():
             shutil.rmtree(directory, ignore_errors=True)
 
 
