@@ -27,7 +27,7 @@ Peaks are growths of the resident memory of a process, in sizes of the state; th
 the result in it. *sharded* is a mesh of 4 x 2 CPU devices, *transposed* one of 2 x 4.
 
 Durability: {durability}
-
+{remark}
 ![Ratios](results.svg)
 """
 
@@ -39,9 +39,10 @@ def all_tables(results: dict[str, Any]) -> list[Table]:
 
 def markdown(results: dict[str, Any]) -> str:
     """The whole report."""
-    head = INTRODUCTION.format(
-        **results["machine"], rounds=results["rounds"], durability=DURABILITY
-    )
+    machine = results["machine"]
+    remark = f"\n{machine['remark']}\n" if "remark" in machine else ""
+    described = {**machine, "remark": remark}
+    head = INTRODUCTION.format(**described, rounds=results["rounds"], durability=DURABILITY)
     return "\n".join([head, "\n\n".join(t.markdown() for t in all_tables(results)), ""])
 
 
