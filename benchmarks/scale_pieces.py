@@ -7,10 +7,8 @@ No device is used, and the chunks are as small as any that gets into a data file
 
 from __future__ import annotations
 
-import contextlib
 import time
 import uuid
-from collections import defaultdict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -22,8 +20,9 @@ import orjson
 import tensorstore as ts
 
 from benchmarks import peak, process
+from benchmarks.stopwatch import timed
 from flaxckpt import array_plan, parts, writing
-from flaxckpt.agreement import Group, Meeting
+from flaxckpt.agreement import Group
 from flaxckpt.checkpoint import open_checkpoint
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
@@ -32,7 +31,7 @@ from flaxckpt.parts import Part
 from flaxckpt.save_plan import SavePlan, make_plan
 from flaxckpt.sharding.chunks import Region, whole
 from flaxckpt.snapshot import Piece
-from flaxckpt.storage import filesystem, layout, location, tensorstore_io, zarr3
+from flaxckpt.storage import layout, location, tensorstore_io, zarr3
 from flaxckpt.storage.index import Place, read_index
 from flaxckpt.storage.location import Location
 from flaxckpt.storage.notes import StorageBoard
@@ -44,42 +43,20 @@ FLOATS = 300
 # Every so many-th leaf is replicated, so that process 0 writes it.
 REPLICATED = 8
 # The steps of process 0 after its own part of the arrays is written.
-STAGES: dict[str, tuple[Any, str]] = {
-    "collect": (Meeting, "collect"),
-    "compare": (parts, "check_equal"),
-    "open": (tensorstore_io, "open_store"),
-    "merge": (tensorstore_io, "merge"),
-    "sizes": (writing, "_files"),
-    "metadata": (writing, "_write_metadata"),
-    "fsync": (filesystem, "fsync_directories"),
+STAGES = {
+    "collect": "flaxckpt.agreement.Meeting.collect",
+    "compare": "flaxckpt.parts.check_equal",
+    "open": "flaxckpt.storage.tensorstore_io.open_store",
+    "merge": "flaxckpt.storage.tensorstore_io.merge",
+    "sizes": "flaxckpt.writing._files",
+    "metadata": "flaxckpt.writing._write_metadata",
+    "fsync": "flaxckpt.storage.filesystem.fsync_directories",
 }
 # TensorStore's counters of what it asked of files and of servers.
 COUNTERS = (
     *(f"/tensorstore/kvstore/file/{name}" for name in ("read", "batch_read", "write", "list")),
     "/tensorstore/http/request_completed",
 )
-
-
-@contextlib.contextmanager
-def stopwatch() -> Iterator[dict[str, float]]:
-    """The seconds of each stage of what is saved in the block."""
-    found: dict[str, float] = defaultdict(float)
-
-    def clocked(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                found[stage] += time.perf_counter() - start
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for stage, (owner, name) in STAGES.items():
-            wrapped = clocked(stage, getattr(owner, name))
-            stack.enter_context(mock.patch.object(owner, name, wrapped))
-        yield found
 
 
 def requests() -> int:
@@ -178,7 +155,7 @@ def lead(url: str, processes: int, leaves: int) -> Point:
     meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
     job = writing.Job(plan, final, described, False, options)
     before = requests()
-    with stopwatch() as seconds:
+    with timed(STAGES) as seconds:
         memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), meeting))
     found |= {f"{stage}_secs": seconds[stage] for stage in STAGES}
     found |= {"leader_bytes": memory, "leader_requests": requests() - before}

@@ -6,20 +6,15 @@ to more than the whole.
 
 from __future__ import annotations
 
-import contextlib
-import importlib
 import os
 import tempfile
-import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from statistics import median
-from typing import Any
-from unittest import mock
 
 from benchmarks import layouts, states
 from benchmarks.sides import FlaxckptSide
+from benchmarks.stopwatch import Seconds, timed
 from benchmarks.timing import restore_seconds, save_seconds
 
 STATES = ("S", "K", "L")
@@ -40,31 +35,6 @@ RESTORE = {
     "- read, check": "flaxckpt.reading.finish_span",
     "- put on the device": "flaxckpt.placement.to_devices",
 }
-Seconds = dict[str, float]
-
-
-@contextlib.contextmanager
-def timed(names: dict[str, str]) -> Iterator[Seconds]:
-    """The seconds that each of the functions `names` takes during the block, by stage."""
-    found: Seconds = defaultdict(float)
-
-    def wrap(stage: str, function: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            start = time.perf_counter()
-            try:
-                return function(*args, **kwargs)
-            finally:
-                found[stage] += time.perf_counter() - start
-
-        return call
-
-    with contextlib.ExitStack() as stack:
-        for stage, name in names.items():
-            module, _, attribute = name.rpartition(".")
-            owner = importlib.import_module(module)
-            timing = wrap(stage, getattr(owner, attribute))
-            stack.enter_context(mock.patch.object(owner, attribute, timing))
-        yield found
 
 
 def measure(state: str, rounds: int, quick: bool) -> dict[str, Seconds]:

@@ -125,7 +125,7 @@ class Meeting:
         """Where its notes are."""
         return f"{self.number // BLOCK}/{self.number}"
 
-    def decide(self, make: Callable[[], T], note: str = "decision") -> T:
+    def decide(self, make: Callable[[], T]) -> T:
         """What process 0 makes, as JSON holds it, on all processes.
 
         Raises:
@@ -134,11 +134,11 @@ class Meeting:
           ProcessTimeoutError: when process 0 does not arrive.
         """
         if not self.group.is_leader:
-            found: T = self._wait(note)
+            found: T = self.heard("decision")
             return found
         with self.reporting():
             made = make()
-        self.say(note, made)
+        self.say("decision", made)
         return made
 
     def together(self, value: Any) -> list[Any]:
@@ -172,10 +172,6 @@ class Meeting:
         """Leaves a note with `value`, by process 0."""
         self._post(note, {"value": value})
 
-    def heard(self, note: str) -> Any:
-        """The value of a note by process 0."""
-        return self._wait(note)
-
     def raise_failure(self) -> None:
         """Waits a moment for why process 0 has failed, if it has, and raises that.
 
@@ -202,8 +198,8 @@ class Meeting:
           ProcessTimeoutError: when another process did not arrive.
         """
         self._post(f"done/{self.group.index}", {"value": value})
-        self._wait("collecting")
-        return self._wait("outcome")
+        self.heard("collecting")
+        return self.heard("outcome")
 
     def collect(self) -> list[Any]:
         """The values of `done` of all other processes, in order; for process 0.
@@ -236,8 +232,13 @@ class Meeting:
         notes = self.group.board.below(f"{self._place}/done")
         return {int(index): self._value(text) for index, text in notes.items()}
 
-    def _wait(self, name: str) -> Any:
-        """The value of a note by process 0, once it is there."""
+    def heard(self, name: str) -> Any:
+        """The value of a note by process 0, once it is there.
+
+        Raises:
+          FlaxckptError: what the note says that process 0 has failed with.
+          ProcessTimeoutError: when it does not come.
+        """
         group = self.group
         assert group.board is not None
         end = group.clock() + GRACE * group.timeout_secs

@@ -91,8 +91,8 @@ def plan_array(store: str, array: Array, chunk_bytes: int, process: int | None =
         where = zarr3.stored_region(region, storage)
         found = chunks_of(where, chunk)
         keys = tuple((zarr3.chunk_key(store, grid), part) for grid, part in found)
-        if keys := share.of(keys):
-            shards.append(ShardPlan(index, where, keys))
+        if ours := share.of(keys):
+            shards.append(ShardPlan(index, where, ours))
     devices: set[Any] = set() if sharding is None else sharding.device_set
     is_remote = any(device.platform != "cpu" for device in devices)
     is_parted = is_remote or len(devices) > 1

@@ -52,10 +52,10 @@ def restore_intact(
         error = _first(meeting.together(error and [type(error).__name__, str(error)]), error)
         if found is not None and error is None:
             return step, found[0], dataclasses.replace(found[1], damaged=tuple(damaged))
-        if isinstance(error, CheckpointNotFoundError) and damaged:
-            continue  # deleted since it was listed
         if isinstance(error, CheckpointNotFoundError):
-            raise error
+            if not damaged:
+                raise error
+            continue  # deleted since it was listed
         first_error = first_error or error
         damaged.append((step, str(error)))
         if left:

@@ -122,10 +122,9 @@ def _write_together(
     parts.check_equal(found, meeting.title)
     store = tensorstore_io.create_store(item, context, fsync=job.options.fsync)
     children = [
-        tensorstore_io.open_store(item / child, context)
+        tensorstore_io.open_store(item / _child(i, attempt), context)
         for i, part in enumerate(found)
         if part.is_written
-        for child in [_child(i, attempt)]
     ]
     values = (*job.plan.array_metadata, (layout.ATTEMPT_KEY, attempt.encode()))
     tensorstore_io.merge(store, children, values, location.timeout_of(item))
@@ -145,8 +144,7 @@ def _write_part(
     child = location.make_child(item, name)
     numbered = not isinstance(child, Path)
     store = tensorstore_io.create_store(child, context, fsync=fsync, numbered=numbered)
-    values = itertools.chain([first], values)
-    _write_all(job, store, values)
+    _write_all(job, store, itertools.chain([first], values))
     if fsync and isinstance(child, Path):
         filesystem.fsync_directories(child)
     files = {f"{name}/{file}": found.size for file, found in _files(child).items()}

@@ -127,8 +127,7 @@ class BucketPath:
         Raises:
           ValueError: when it has not so many bytes.
         """
-        reading = self.bucket.kvstore("").read(self.key, byte_range=slice(start, stop))
-        found = self.bucket.result(reading)
+        found = self._found(byte_range=slice(start, stop))
         return None if found.state == "missing" else found.value
 
     def exists(self) -> bool:
@@ -155,7 +154,7 @@ class BucketPath:
 
     def replace(self, old: bytes, new: bytes) -> bool:
         """Writes `new` where there is `old`; returns whether `new` is there now."""
-        found = self.bucket.result(self.bucket.kvstore("").read(self.key))
+        found = self._found()
         if found.state != "value" or found.value != old:
             return False
         return self._write(new, found.stamp.generation) or self.read() == new
@@ -166,7 +165,7 @@ class BucketPath:
 
     def generation(self) -> bytes:
         """What changes whenever the object does."""
-        return self.bucket.result(self.bucket.kvstore("").read(self.key)).stamp.generation
+        return self._found().stamp.generation
 
     def delete_at(self, generation: bytes) -> None:
         """Deletes the object if it has that generation. (S3 looks first, then deletes.)"""
@@ -174,13 +173,17 @@ class BucketPath:
 
     def delete_if(self, data: bytes) -> None:
         """Deletes the object if it has `data`."""
-        found = self.bucket.result(self.bucket.kvstore("").read(self.key))
+        found = self._found()
         if found.state == "value" and found.value == data:
             self.delete_at(found.stamp.generation)
 
     def is_created_twice(self, data: bytes) -> bool:
         """Whether the store lets an object that exists be created; it must not."""
         return self._write(data, MISSING) and self._write(data, MISSING)
+
+    def _found(self, **limits: Any) -> ts.KvStore.ReadResult:
+        """What a read gives: the object and its generation, or that there is none."""
+        return self.bucket.result(self.bucket.kvstore("").read(self.key, **limits))
 
     def _write(self, data: bytes, generation: bytes) -> bool:
         """Writes the object if it has `generation`; returns whether that is known to be so."""

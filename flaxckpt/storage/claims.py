@@ -29,11 +29,11 @@ from flaxckpt.errors import DirectoryError, StepExistsError
 from flaxckpt.storage import layout
 from flaxckpt.storage.bucket import BucketPath
 
-# Names that no two attempts give.
-_UNIQUE = re.compile(rf"{layout.ITEM}/({layout.CHILD}\d+-[0-9a-f]{{12}}/.*|d/[0-9a-f]+)")
 # What a dead process may still have written after the others had cleaned up: names that are only
 # ours, and those whose contents tell.
 _CERTAIN = re.compile(rf"{layout.ITEM}/{layout.CHILD}\d+-[0-9a-f]{{12}}/.*")
+# Names that no two attempts give.
+_UNIQUE = re.compile(rf"{_CERTAIN.pattern}|{layout.ITEM}/d/[0-9a-f]+")
 _TELLING = {
     layout.COMMIT_SUCCESS: re.compile(rb"[0-9a-f]{12}"),
     f"{layout.ITEM}/{layout.COMMIT_SUCCESS}": re.compile(re.escape(layout.ITEM_MARKER)),
@@ -80,7 +80,9 @@ def _claim(final: BucketPath, attempt: str, *, overwrite: bool) -> None:
         )
     names = final.names()
     ours = {name for name in names if _is_certain(final, name)}
-    foreign = [name for name in names if name not in ours and not (ours and _COMMON.match(name))]
+    foreign = [
+        name for name in names if name not in ours and not (ours and _COMMON.fullmatch(name))
+    ]
     if foreign:
         _claim_of(final).delete_if(_writing(attempt))
         raise DirectoryError(
