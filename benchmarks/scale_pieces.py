@@ -21,13 +21,14 @@ import tensorstore as ts
 
 from benchmarks import peak, process
 from benchmarks.stopwatch import timed
-from flaxckpt import array_plan, parts, writing
+from flaxckpt import array_plan, parts, tree_writing, writing
 from flaxckpt.agreement import Group
 from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.job import Job
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
-from flaxckpt.parts import Part
+from flaxckpt.parts import Part, Share
 from flaxckpt.save_plan import SavePlan, make_plan
 from flaxckpt.sharding.chunks import Region, whole
 from flaxckpt.snapshot import Piece
@@ -48,7 +49,7 @@ STAGES = {
     "compare": "flaxckpt.parts.check_equal",
     "open": "flaxckpt.storage.tensorstore_io.open_store",
     "merge": "flaxckpt.storage.tensorstore_io.merge",
-    "sizes": "flaxckpt.writing._files",
+    "sizes": "flaxckpt.tree_writing.files_of",
     "metadata": "flaxckpt.writing._write_metadata",
     "fsync": "flaxckpt.storage.filesystem.fsync_directories",
 }
@@ -129,8 +130,10 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
         numbered = not isinstance(child, Path)
         store = tensorstore_io.create_store(child, ts.Context(), fsync=False, numbered=numbered)
         tensorstore_io.write_all(store, items, Options().buffer_bytes)
-        files = {f"{name}/{file}": found.size for file, found in writing._files(child).items()}
-        part = Part(digest, {}, files, is_written=True).to_json()
+        files = {
+            f"{name}/{file}": found.size for file, found in tree_writing.files_of(child).items()
+        }
+        part = Share([Part(digest, {}, files, is_written=True)], {}, {}).to_json()
         note = orjson.dumps(begun | {"value": part}).decode()
         written += len(note)
         board.post(f"{place}/done/{index}", note)
@@ -153,7 +156,7 @@ def lead(url: str, processes: int, leaves: int) -> Point:
 
     board = _Board(location.kvstore(notes), others)
     meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
-    job = writing.Job(plan, final, described, False, options)
+    job = Job(plan, final, described, False, options)
     before = requests()
     with timed(STAGES) as seconds:
         memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), meeting))

@@ -31,7 +31,7 @@ RESTORE = {
     "open": "flaxckpt.fallback.open_checkpoint",
     "match with the target": "flaxckpt.restore.with_target",
     "read the leaves": "flaxckpt.restore.read_leaves",
-    "- list the index": "flaxckpt.reading.read_index",
+    "- list the index": "flaxckpt.checkpoint.read_index",
     "- read, check": "flaxckpt.reading.finish_span",
     "- put on the device": "flaxckpt.placement.to_devices",
 }

@@ -14,6 +14,7 @@ from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves.dtypes import Storage, dtype_name, storage_of
 from flaxckpt.leaves.record import StoredArray
 from flaxckpt.sharding.chunks import Region, Shape, chunk_shape, chunks_of, region_of, whole
+from flaxckpt.sharding.specs import describe_sharding
 from flaxckpt.storage import zarr3
 
 Array = jax.Array | np.ndarray
@@ -83,7 +84,7 @@ def plan_array(store: str, array: Array, chunk_bytes: int, process: int | None =
             "hold. Let it return an array of numbers."
         )
     chunks = chunk_shape(array.shape, shard, array.dtype.itemsize, chunk_bytes)
-    stored = StoredArray(store, dtype, array.shape, chunks, _describe_sharding(sharding))
+    stored = StoredArray(store, dtype, array.shape, chunks, describe_sharding(sharding))
     storage = storage_of(dtype)
     chunk = zarr3.stored_shape(chunks, storage)
     shards = []
@@ -152,15 +153,3 @@ def _holders(
 def _is_of_one_process(array: Array) -> bool:
     """Whether all of `array` is on this process, as far as that knows."""
     return isinstance(array, np.ndarray) or array.is_fully_addressable
-
-
-def _describe_sharding(sharding: jax.sharding.Sharding | None) -> Any:
-    """A sharding by the names of its mesh axes, as JSON; `None` for a single device."""
-    if not isinstance(sharding, jax.sharding.NamedSharding):
-        return None
-    mesh = {
-        "axis_names": [str(name) for name in sharding.mesh.axis_names],
-        "shape": list(sharding.mesh.devices.shape),
-    }
-    spec = [list(map(str, p)) if isinstance(p, tuple) else p and str(p) for p in sharding.spec]
-    return {"mesh": mesh, "spec": spec}

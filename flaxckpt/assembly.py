@@ -9,15 +9,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead
+from flaxckpt.lazy_reads import read_source
 from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.lazy import LazyArray, nbytes_of
 from flaxckpt.leaves.record import StoredArray
 from flaxckpt.options import PART
 from flaxckpt.placement import Sharding, region_by_device
-from flaxckpt.reading import read_arrays
 from flaxckpt.restore_plan import LeafPlan
 from flaxckpt.sharding.chunks import Region, chunks_of
+from flaxckpt.source import Source
 
 
 def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
@@ -26,7 +27,7 @@ def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
     PRNG keys never do, nor what changes its dtype; on the CPU an array is where it was read to.
     """
     array, wanted = leaf.record.array, leaf.wanted
-    if limit is None or array is None or array.nbytes <= limit // PART:
+    if limit is None or array is None or nbytes_of(array) <= limit // PART:
         return False
     if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
         return False
@@ -43,16 +44,16 @@ def is_remote(where: Sharding | None) -> bool:
     )
 
 
-def assemble(checkpoint: Checkpoint, leaf: LeafPlan, limit: int) -> jax.Array:
+def assemble(source: Source, leaf: LeafPlan, limit: int) -> jax.Array:
     """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
     array, where = leaf.record.array, leaf.where
     assert array is not None, "it is too large"
     with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
-        return _assembled(checkpoint, leaf.record.name, array, where, limit)
+        return _assembled(source, leaf.record.name, array, where, limit)
 
 
 def _assembled(
-    checkpoint: Checkpoint, name: str, array: StoredArray, where: Sharding | None, limit: int
+    source: Source, name: str, array: StoredArray | LazyArray, where: Sharding | None, limit: int
 ) -> jax.Array:
     """`array`, of the leaf `name`, on `where`."""
     regions = region_by_device(where, array.shape)
@@ -67,7 +68,7 @@ def _assembled(
     ]
     reads = [ArrayRead(name, array, [part]) for _, part in pieces]
     remaining: Iterator[tuple[Region, Region]] = iter(pieces)
-    for group in read_arrays(checkpoint, reads, limit):
+    for group in read_source(source, reads, limit):
         for parts, (region, part) in zip(group, remaining, strict=False):
             start = [s - o for s, o in zip(part.start, region.start, strict=True)]
             for device in (device for device, held in regions.items() if held == region):

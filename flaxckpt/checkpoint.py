@@ -4,18 +4,23 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator
+import functools
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 from flaxckpt import collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
+from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.metadata.tree import SavedTree, decode_tree
 from flaxckpt.options import Options
 from flaxckpt.storage import layout
+from flaxckpt.storage.index import Index, read_index
 from flaxckpt.storage.location import Location, PathLike, listed, locate
+from flaxckpt.tree.containers import Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -26,16 +31,53 @@ class Checkpoint:
       path: its directory.
       described: its times, metrics and metadata.
       tree: the structure of its tree and a record of every leaf.
+      directory: where in it the tree is: the state, or an item beside it.
+      is_part: whether it may lack what other processes have of it.
     """
 
     path: Location
     described: CheckpointMetadata
     tree: SavedTree
+    directory: str = layout.ITEM
+    is_part: bool = False
 
     @property
     def item(self) -> Location:
         """The directory of the tree."""
-        return self.path / layout.ITEM
+        return self.path / self.directory
+
+    @property
+    def nodes(self) -> Sequence[Node | None]:
+        """Its structure."""
+        return self.tree.nodes
+
+    @property
+    def leaves(self) -> Sequence[LeafRecord]:
+        """Its leaves."""
+        return self.tree.records
+
+    def unchanged(self) -> AbstractContextManager[None]:
+        """Makes sure that what is read in the block is this checkpoint; see `unchanged`."""
+        return unchanged(self.path, self.described)
+
+    @functools.cached_property
+    def index(self) -> Index:
+        """Where the values lie, when they were written by the save that wrote the metadata.
+
+        Raises:
+          CorruptCheckpointError: when they were not, or the database is damaged.
+        """
+        index = read_index(self.item)
+        value = index.get(layout.ATTEMPT_KEY)
+        if value != self.tree.attempt.encode():
+            what = "missing" if value is None else f"not those of its metadata ({value!r})"
+            raise CorruptCheckpointError(
+                f"the arrays at {self.item} are {what}. Restore another step."
+            )
+        if not isinstance(self.path, Path):  # where there are sizes, they are checked by them
+            stored = sum(len(v) if isinstance(v, bytes) else v.length for v in index.values())
+            limits.check_claims(self.item, self.tree.records, stored)
+        return index
 
 
 @collector.paused()
@@ -60,12 +102,31 @@ def open_checkpoint(
     except CheckpointNotFoundError as error:
         raise CheckpointNotFoundError(f"{error}{_advice(directory)}") from None
     with explained(directory, described):
-        return Checkpoint(directory, described, _read_tree(directory, described, is_part))
+        tree = _read_tree(directory, layout.ITEM, described, is_part)
+        return Checkpoint(directory, described, tree, is_part=is_part)
 
 
-def _read_tree(directory: Location, described: CheckpointMetadata, is_part: bool) -> SavedTree:
-    """The tree of the checkpoint that `described` belongs to, with what it claims checked."""
-    file = directory / layout.ITEM / layout.TREE_METADATA
+@collector.paused()
+def open_item(checkpoint: Checkpoint, name: str) -> Checkpoint:
+    """The tree of the item `name`, which has one, as if it were the state of the checkpoint.
+
+    Raises:
+      CorruptCheckpointError: when its metadata are damaged.
+    """
+    path, described = checkpoint.path, checkpoint.described
+    inner = described.items[name].tree
+    directory = f"{name}/{inner}" if inner else name
+    with explained(path, described):
+        tree = _read_tree(path, directory, described, checkpoint.is_part)
+    return dataclasses.replace(checkpoint, tree=tree, directory=directory)
+
+
+def _read_tree(
+    directory: Location, inner: str, described: CheckpointMetadata, is_part: bool
+) -> SavedTree:
+    """A tree of the checkpoint that `described` belongs to, with what it claims checked."""
+    item = directory / inner
+    file = item / layout.TREE_METADATA
     data = sealed_json.unseal(limits.read_json_file(file), str(file))
     tree = decode_tree(data.get("flaxckpt"), str(file))
     if tree.attempt != described.attempt:
@@ -75,7 +136,8 @@ def _read_tree(directory: Location, described: CheckpointMetadata, is_part: bool
         )
     limits.check_structure(tree.nodes, tree.records, str(file))
     if isinstance(directory, Path) and not is_part:
-        limits.check_sizes(directory / layout.ITEM, tree.records)
+        assert isinstance(item, Path)
+        limits.check_sizes(item, tree.records)
     return tree
 
 

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from flaxckpt.leaves.dtypes import Storage, from_stored, storage_of
+from flaxckpt.leaves.lazy import LazyArray
 from flaxckpt.leaves.record import StoredArray
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
 from flaxckpt.storage import zarr3
@@ -28,7 +29,7 @@ class ArrayRead(NamedTuple):
     """
 
     name: str
-    array: StoredArray
+    array: StoredArray | LazyArray
     regions: Sequence[Region]
     dtype: np.dtype | None = None
 
@@ -88,9 +89,10 @@ class Plan(Protocol):
 def plan(read: ArrayRead, *, keep: bool) -> Plan:
     """The plan of `read`; without `keep` every chunk is only to be checked."""
     array = read.array
+    assert isinstance(array, StoredArray), "others read themselves"
     if keep and [region.shape for region in read.regions] == [array.shape] == [array.chunks]:
-        return _OneChunk(read)
-    return _Regions(read, keep=keep)
+        return _OneChunk(read, array)
+    return _Regions(read, array, keep=keep)
 
 
 class _OneChunk:
@@ -98,11 +100,11 @@ class _OneChunk:
 
     __slots__ = ("_memory", "_read", "key", "name", "nbytes", "shape", "storage")
 
-    def __init__(self, read: ArrayRead):
+    def __init__(self, read: ArrayRead, array: StoredArray):
         self._read, self.name = read, read.name
-        self.storage = storage_of(read.array.dtype)
-        self.shape = zarr3.stored_shape(read.array.shape, self.storage)
-        self.key = zarr3.chunk_key(read.array.store, (0,) * len(self.shape))
+        self.storage = storage_of(array.dtype)
+        self.shape = zarr3.stored_shape(array.shape, self.storage)
+        self.key = zarr3.chunk_key(array.store, (0,) * len(self.shape))
         self.nbytes = math.prod(self.shape) * self.storage.dtype.itemsize
         self._memory: np.ndarray | None = None
 
@@ -166,17 +168,17 @@ class _Chunk(NamedTuple):
 class _Regions:
     """Some regions of an array, each in memory of its own."""
 
-    def __init__(self, read: ArrayRead, *, keep: bool):
-        self._read, storage = read, storage_of(read.array.dtype)
+    def __init__(self, read: ArrayRead, array: StoredArray, *, keep: bool):
+        self._read, storage = read, storage_of(array.dtype)
         stored = {region: zarr3.stored_region(region, storage) for region in read.regions}
         self.nbytes = sum(math.prod(s.shape) for s in stored.values()) * storage.dtype.itemsize
         self._memory: dict[Region, np.ndarray] = {}
         if keep:
             dtype = read.memory_dtype
             self._memory = {region: empty(s.shape, dtype) for region, s in stored.items()}
-        chunk = zarr3.stored_shape(read.array.chunks, storage)
+        chunk = zarr3.stored_shape(array.chunks, storage)
         self.chunks: Sequence[ChunkRead] = [
-            _Chunk(read.name, zarr3.chunk_key(read.array.store, grid), chunk, storage, uses)
+            _Chunk(read.name, zarr3.chunk_key(array.store, grid), chunk, storage, uses)
             for grid, uses in self._uses(stored, chunk).items()
         ]
 

@@ -26,8 +26,16 @@ class UnsupportedLeafError(FlaxckptError, TypeError):
     """A leaf of the tree cannot be held by a checkpoint."""
 
 
+class ItemError(FlaxckptError, ValueError):
+    """An item cannot be held by a checkpoint, or does not fit what it is to be restored into."""
+
+
 class UnsupportedKeyError(FlaxckptError, TypeError):
     """A key of the tree cannot be written down, or two children of a node share one."""
+
+
+class RuleError(FlaxckptError, ValueError):
+    """A rule of a restore (`only`, a transform, a pattern) fits nothing, or not what it finds."""
 
 
 class ShardingError(FlaxckptError, ValueError):
@@ -87,7 +95,8 @@ class Mismatch:
     """One leaf on which the checkpoint and the target disagree.
 
     Attributes:
-      problem: `missing`, `unexpected`, `shape`, `dtype`, `kind` or `key impl`.
+      problem: `missing`, `unexpected`, `empty` (one side has an empty node there), `ambiguous`
+        (several leaves may be meant), `shape`, `dtype`, `kind` or `key impl`.
       name: the key path of the leaf.
       checkpoint: the checkpoint's side, such as `float32[512,10]`; `-` where it has none.
       target: the target's side, in the same form.

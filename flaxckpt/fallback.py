@@ -11,7 +11,7 @@ from flaxckpt.agreement import Group
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.options import Options
-from flaxckpt.restore import RestoreReport
+from flaxckpt.report import RestoreReport
 from flaxckpt.storage.location import Location
 from flaxckpt.verify import verify
 

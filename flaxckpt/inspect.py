@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from flaxckpt.checkpoint import open_checkpoint
-from flaxckpt.leaves.record import LeafRecord
+from flaxckpt.foreign import open_source
+from flaxckpt.leaves.lazy import nbytes_of
 from flaxckpt.options import Options
+from flaxckpt.source import SavedLeaf
 from flaxckpt.storage.location import PathLike
 from flaxckpt.tree.rebuild import build
 
@@ -42,10 +43,10 @@ class LeafInfo:
 
 
 def inspect(path: PathLike, *, options: Options = Options()) -> Any:
-    """The tree of the checkpoint at `path`, with a `LeafInfo` for each leaf.
+    """The tree of the checkpoint at `path`, of any format, with a `LeafInfo` for each leaf.
 
     Args:
-      path: the directory of one checkpoint.
+      path: as for `flaxckpt.restore`.
       options: how object stores are reached.
 
     Raises:
@@ -58,15 +59,15 @@ def inspect(path: PathLike, *, options: Options = Options()) -> Any:
       >>> flaxckpt.inspect(tmp_path / "exported")["kernel"].shape
       (2, 3)
     """
-    tree = open_checkpoint(path, options).tree
-    return build(tree.nodes, [_info(record) for record in tree.records])
+    source = open_source(path, options)
+    return build(source.nodes, [_info(leaf) for leaf in source.leaves])
 
 
-def _info(record: LeafRecord) -> LeafInfo:
-    """A record as people want to see it."""
-    spec, array = record.spec, record.array
+def _info(leaf: SavedLeaf) -> LeafInfo:
+    """A leaf as people want to see it."""
+    spec, array = leaf.spec, leaf.array
     if array is None:
-        return LeafInfo(record.name, spec.kind, impl=spec.impl)
+        return LeafInfo(leaf.name, spec.kind, impl=spec.impl)
     mesh: dict[str, int] | None = None
     partition: tuple[Any, ...] = ()
     if array.sharding is not None:
@@ -74,12 +75,12 @@ def _info(record: LeafRecord) -> LeafInfo:
         mesh = dict(zip(axes["axis_names"], axes["shape"], strict=True))
         partition = tuple(tuple(p) if isinstance(p, list) else p for p in array.sharding["spec"])
     return LeafInfo(
-        record.name,
+        leaf.name,
         spec.kind,
         array.dtype,
         array.shape,
-        array.nbytes,
-        array.chunks,
+        nbytes_of(array),
+        tuple(array.chunks),
         spec.weak_type,
         spec.impl,
         mesh,

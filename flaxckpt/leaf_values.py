@@ -10,20 +10,21 @@ import numpy as np
 
 from flaxckpt import placement, replicas
 from flaxckpt.assembly import assemble, is_too_large
-from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead, Parts
 from flaxckpt.errors import CorruptCheckpointError, Mismatch
+from flaxckpt.lazy_reads import read_source
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.lazy import LazyArray, nbytes_of
 from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
 from flaxckpt.options import Options
-from flaxckpt.reading import read_arrays
 from flaxckpt.restore_plan import LeafPlan, raise_any
 from flaxckpt.sharding.chunks import Region, whole
+from flaxckpt.source import Source
 
 
-def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
-    """The values of `leaves`.
+def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
+    """The values of `leaves`, which are those of `source`.
 
     Raises:
       CorruptCheckpointError: when bytes are missing or do not match their checksum.
@@ -37,7 +38,7 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
     values: dict[int, Any] = {}
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
-    for batch in _batches(checkpoint, leaves, set(large), options.buffer_bytes, held):
+    for batch in _batches(source, leaves, set(large), options.buffer_bytes, held):
         fitting = []
         for i, parts in batch:
             try:
@@ -47,12 +48,12 @@ def read_leaves(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Opt
         placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
         values.update(zip((i for i, _ in fitting), placed, strict=True))
     for i in large:
-        array = assemble(checkpoint, leaves[i], options.buffer_bytes)
+        array = assemble(source, leaves[i], options.buffer_bytes)
         values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
     if held:
         raise held[0]
     ordered = [mismatches[i] for i in sorted(mismatches)]
-    raise_any(checkpoint, ordered, len(leaves), "Give the target a wider dtype.")
+    raise_any(source, ordered, len(leaves), "Give the target a wider dtype.")
     return [values[i] for i in range(len(leaves))]
 
 
@@ -61,7 +62,7 @@ def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
     array, wanted = leaf.record.array, leaf.wanted
     if array is None or wanted.kind != "jax" or wanted.weak_type:
         return leaf
-    replica = replicas.choose(leaf.where, wanted.dtype, array.nbytes, position)
+    replica = replicas.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
     return leaf._replace(replica=replica)
 
 
@@ -69,7 +70,7 @@ Batch = list[tuple[int, Parts | None]]
 
 
 def _batches(
-    checkpoint: Checkpoint,
+    source: Source,
     leaves: Sequence[LeafPlan],
     large: set[int],
     ahead: int,
@@ -77,24 +78,27 @@ def _batches(
 ) -> Iterator[Batch]:
     """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
     yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
-    stored = [
-        (i, leaf.record.array)
+    arrays = {
+        i: leaf.record.array
         for i, leaf in enumerate(leaves)
-        if leaf.record.array and i not in large
-    ]
-    reads = [_array_read(leaves[i], array) for i, array in stored]
-    positions = (i for i, _ in stored)
-    for group in read_arrays(checkpoint, reads, ahead, held):
-        yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
+        if leaf.record.array is not None and i not in large
+    }
+    stored = [i for i, array in arrays.items() if isinstance(array, StoredArray)]
+    lazy = [i for i, array in arrays.items() if not isinstance(array, StoredArray)]
+    for chosen in (stored, lazy):
+        reads = [_array_read(leaves[i], arrays[i]) for i in chosen]
+        positions = iter(chosen)
+        for group in read_source(source, reads, ahead, held):
+            yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
 
 
-def _array_read(leaf: LeafPlan, array: StoredArray) -> ArrayRead:
+def _array_read(leaf: LeafPlan, array: StoredArray | LazyArray) -> ArrayRead:
     """What has to be read for a leaf that has an array."""
     regions: Sequence[Region] = [whole(array.shape)]
     if leaf.replica is not None:
         regions = leaf.replica.regions(array.shape)
     elif leaf.wanted.kind in DEVICE_KINDS:
-        regions = placement.regions_of(leaf.where, array.shape, array.nbytes)
+        regions = placement.regions_of(leaf.where, array.shape, nbytes_of(array))
     # A number is checked against the range of its new dtype first.
     is_cast = leaf.record.spec.kind in ARRAY_KINDS and leaf.wanted.kind in ARRAY_KINDS
     dtype = parse_dtype(leaf.wanted.dtype) if is_cast else None

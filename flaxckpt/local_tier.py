@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import dataclasses
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 from flaxckpt.agreement import ALONE, Group
 from flaxckpt.checkpoint import open_checkpoint
-from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
+from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, ItemError
 from flaxckpt.fallback import Restore, Restored
+from flaxckpt.items.encoded import Place
 from flaxckpt.options import Options
-from flaxckpt.restore import RestoreReport
+from flaxckpt.report import RestoreReport
 from flaxckpt.retention import Keep
 from flaxckpt.run import Run
 from flaxckpt.schedule import Every, Pacer
@@ -31,6 +32,8 @@ logger = logging.getLogger("flaxckpt")
 
 # One is being written while the others are still needed: processes are not always at one step.
 KEEP = Keep(last=2)
+# Gives what is saved, when it is: the state and the items.
+SavedFn = Callable[[], tuple[Any, Mapping[str, Any]]]
 
 
 @dataclasses.dataclass
@@ -47,23 +50,25 @@ class LocalTier:
     _run: Run
     _writer: Writer
 
-    def save_if_due(self, step: int, now: float, state_fn: Callable[[], Any]) -> None:
+    def save_if_due(self, step: int, now: float, saved_fn: SavedFn) -> None:
         """Saves what this process has of a state; a local step of that number is replaced.
 
         Args:
           step: of the state.
           now: the time in seconds.
-          state_fn: gives the state.
+          saved_fn: gives the state and the items.
         """
         if self.group.paced(self.pacer, step, now):
-            self._save(step, state_fn())
+            self._save(step, *saved_fn())
             self.pacer.saved(step, now)
 
-    def _save(self, step: int, state: Any) -> None:
+    def _save(self, step: int, state: Any, items: Mapping[str, Any]) -> None:
         """Saves now."""
         attempt = self.group.decide(f"saving step {step} locally", layout.new_attempt)
         overwrite = self._run.described(step) is not None
-        self._writer.save(step, state, {}, {}, overwrite=overwrite, group=ALONE, attempt=attempt)
+        place = Place(self.group.index, self.group.count)
+        how: dict[str, Any] = {"group": ALONE, "attempt": attempt, "place": place}
+        self._writer.save(step, state, {}, {}, overwrite=overwrite, items=items, **how)
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
@@ -108,7 +113,7 @@ class LocalTier:
         """What `restore` makes of `step`, or why this process has not all that it needs."""
         try:
             return restore(open_checkpoint(self._run.path(step), is_part=True)), ""
-        except (CorruptCheckpointError, CheckpointNotFoundError) as error:
+        except (CorruptCheckpointError, CheckpointNotFoundError, ItemError) as error:
             return None, str(error)
 
 

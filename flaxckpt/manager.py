@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import TracebackType
-from typing import Any, Literal, Self
+from typing import Any, Literal, Self, Unpack
 
 from etils import epath
 from jax.sharding import Mesh
@@ -15,21 +15,25 @@ from jax.sharding import Mesh
 from flaxckpt import preemption, processes
 from flaxckpt.agreement import Group
 from flaxckpt.errors import BackgroundSaveError, ManagerError
+from flaxckpt.fit import Fit, FitArguments
 from flaxckpt.follow import follow
-from flaxckpt.leaves.convert import DtypePolicy
-from flaxckpt.local_tier import LocalTier, open_tier
+from flaxckpt.foreign import open_source
+from flaxckpt.items.encoded import Place
+from flaxckpt.items.restoring import WantedItems
+from flaxckpt.local_tier import LocalTier, SavedFn, open_tier
 from flaxckpt.options import Options
-from flaxckpt.restore import RestoreReport, restore_tree
-from flaxckpt.retention import Keep, Mode, best_first
+from flaxckpt.report import RestoreReport
+from flaxckpt.restore import Initialise, restore_tree
+from flaxckpt.retention import Keep, Metric, Mode, best_first
 from flaxckpt.run import Run
 from flaxckpt.schedule import Every, Pacer
-from flaxckpt.sharding.abstract import abstract_state, initialise
+from flaxckpt.sharding.abstract import abstract_state, initial_leaves, initialise
 from flaxckpt.sharding.specs import Rules, Specs
 from flaxckpt.sources import Sources
 from flaxckpt.steps import check_step, warn_jumped_over
 from flaxckpt.storage import filesystem, location
 from flaxckpt.storage.bucket import BucketPath
-from flaxckpt.storage.location import locate
+from flaxckpt.storage.location import PathLike, locate
 from flaxckpt.tree import nnx_objects
 from flaxckpt.writer import Retention, Writer, log_removed
 
@@ -61,7 +65,7 @@ class CheckpointManager:
         *,
         save_every: Every | None = None,
         keep: Keep = Keep(),
-        metric: str | None = None,
+        metric: Metric = None,
         mode: Mode = "min",
         async_: bool = True,
         if_busy: Literal["wait", "skip"] = "wait",
@@ -80,6 +84,7 @@ class CheckpointManager:
           save_every: when the manager, called in the loop, saves; by default at every call.
           keep: which steps are kept; by default all.
           metric: the name of the metric that decides what is best; needed when there are several.
+            Or `metric_from_tensorboard(...)`.
           mode: whether its best value is the smallest or the largest.
           async_: whether a save returns once the state may change, and is written in the
             background.
@@ -99,6 +104,7 @@ class CheckpointManager:
             raise ValueError(f"mode={mode!r} must be min or max, if_busy={if_busy!r} wait or skip")
         self.directory = locate(directory, options)
         self.report: RestoreReport | None = None
+        self.items: dict[str, Any] = {}
         self._metric, self._mode, self._options = metric, mode, options
         self._skip_if_busy, self._read_only, self._clock = if_busy == "skip", read_only, clock
         self._pacer = Pacer(save_every or Every(steps=1))
@@ -120,7 +126,9 @@ class CheckpointManager:
 
     # Saving
 
-    def __call__(self, step: Any, state: Any, *, metrics: Mapping[str, Any] | None = None) -> bool:
+    def __call__(
+        self, step: Any, state: Any, *, metrics: Mapping[str, Any] | None = None, **items: Any
+    ) -> bool:
         """Saves `state` when `save_every` says that `step` is due; returns whether it did.
 
         A step that exists is never saved again. Steps may jump, repeat, and be a `jax.Array`.
@@ -129,6 +137,7 @@ class CheckpointManager:
           step: the step that `state` belongs to.
           state: as for `save`.
           metrics: as for `save`.
+          **items: as for `save`.
 
         Raises:
           BackgroundSaveError: when the save before this one failed.
@@ -137,11 +146,11 @@ class CheckpointManager:
         step = check_step(step)
         self.raise_failure()
         warn_jumped_over(self._pacer, step)
-        if not self.is_due(self._pacer, step, self._clock(), lambda: state):
+        if not self.is_due(self._pacer, step, self._clock(), lambda: (state, items)):
             return False
-        return self.save_if_new(step, state, metrics=metrics)
+        return self.save_if_new(step, state, metrics=metrics, **items)
 
-    def is_due(self, pacer: Pacer, step: int, now: float, state_fn: Callable[[], Any]) -> bool:
+    def is_due(self, pacer: Pacer, step: int, now: float, saved_fn: SavedFn) -> bool:
         """Whether `step` is to be saved, to all processes alike; for hooks, once a step.
 
         It is when `pacer` says so, or when the job is to end, and then `preempted` is set: jax's
@@ -151,7 +160,7 @@ class CheckpointManager:
         ends = preemption.reached(step) or (self._is_asked_to_end and not self.preempted)
         self.preempted = self.preempted or ends
         if step != self._last_step and (tier := self._local_tier()) is not None:
-            tier.save_if_due(step, self._clock(), state_fn)
+            tier.save_if_due(step, self._clock(), saved_fn)
         return self._group.paced(pacer, step, now) or ends
 
     def ask_to_end(self) -> None:
@@ -159,7 +168,7 @@ class CheckpointManager:
         self._is_asked_to_end = True
 
     def save_if_new(
-        self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None
+        self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None, **items: Any
     ) -> bool:
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
         if step == self._last_step:
@@ -179,7 +188,7 @@ class CheckpointManager:
         if damaged and not location.is_replaceable(self._run.path(step), self._options):
             # It is of no use.
             decide(f"deleting step {step}", lambda: self._run.delete(step))
-        self.save(step, state, metrics=metrics, overwrite=damaged)
+        self.save(step, state, metrics=metrics, overwrite=damaged, **items)
         self._damaged.discard(step)
         return True
 
@@ -192,11 +201,12 @@ class CheckpointManager:
         metadata: Mapping[str, Any] | None = None,
         wait: bool = False,
         overwrite: bool = False,
+        **items: Any,
     ) -> None:
         """Saves `state` as `step` now.
 
-        When this returns, the state may be donated, deleted or changed. A save that is in flight
-        is waited for first.
+        When this returns, the state may be donated, deleted or changed, and so may the items. A
+        save that is in flight is waited for first.
 
         Args:
           step: an integer of at least zero; a numpy or jax integer will do.
@@ -205,19 +215,20 @@ class CheckpointManager:
           metadata: anything JSON can hold, for people and tools.
           wait: whether to return only when the step is committed.
           overwrite: whether to replace the step when it exists.
+          **items: what is saved beside the state; see `flaxckpt.save`.
 
         Raises:
           StepExistsError: when the step exists and `overwrite` is not set.
           StepPinnedError: when it is pinned.
           UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
+          ItemError: when an item cannot be held; nothing was written then.
           InvalidMetricError: when a metric is no number, or the one that decides is not given.
           BackgroundSaveError: when the save before this one failed; this one was not begun.
         """
         self._check_writable()
         step, began = check_step(step), self._clock()
-        self._writer.save(
-            step, state, metrics or {}, metadata or {}, overwrite=overwrite, group=self._group
-        )
+        how: dict[str, Any] = {"overwrite": overwrite, "group": self._group, "items": items}
+        self._writer.save(step, state, metrics or {}, metadata or {}, **how)
         self._before_save = self._last_step
         self._note(step)
         if wait:
@@ -231,35 +242,52 @@ class CheckpointManager:
         target: Any = None,
         *,
         step: int | None = None,
-        as_numpy: bool = False,
-        dtype: DtypePolicy = "error",
         on_corrupt: OnCorrupt = "raise",
+        items: Mapping[str, Any] | None = None,
+        **how: Unpack[FitArguments],
     ) -> Any:
-        """Restores the newest step, or `step`. See `flaxckpt.restore` for the other arguments.
-
-        What was done is in `report` afterwards.
+        """Restores the newest step, or `step`. What was done is in `report` afterwards.
 
         Args:
           target: as for `flaxckpt.restore`.
           step: which step; by default the newest.
-          as_numpy: as for `flaxckpt.restore`.
-          dtype: as for `flaxckpt.restore`.
           on_corrupt: what happens when the step is damaged: `raise`, or restore the `previous` one
             that verifies, with a warning. A damaged step that is reached again is saved anew.
+          items: which items, and what each is restored into; see `flaxckpt.restore_items`. They
+            are in `items` afterwards.
+          **how: `only`, `transforms`, `missing`, and whatever else `flaxckpt.restore` takes.
 
         Raises:
-          CheckpointNotFoundError: when there is no such step.
+          CheckpointNotFoundError: when there is no such step, or it lacks an item.
           StructureMismatchError: when it does not fit the target.
+          ItemError: when an item does not fit what it is to be restored into.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
+        return self._restore(target, Fit(**how), step, on_corrupt, items)
+
+    def _restore(
+        self,
+        target: Any,
+        fit: Fit,
+        step: int | None,
+        on_corrupt: OnCorrupt,
+        items: Mapping[str, Any] | None,
+        initialise: Initialise | None = None,
+    ) -> Any:
+        """As `restore`; what a step lacks may be made by `initialise`."""
         if on_corrupt not in ("raise", "previous"):
             raise ValueError(f"on_corrupt={on_corrupt!r} must be raise or previous")
         self.wait()
         restore = functools.partial(
-            restore_tree, target=target, as_numpy=as_numpy, dtype=dtype, options=self._options
+            restore_tree, target=target, fit=fit, options=self._options, initialise=initialise
         )
-        wanted, older = step if step is None else check_step(step), on_corrupt == "previous"
-        step, tree, self.report = self._sources.restore(restore, wanted, older=older)
+        step, older = step if step is None else check_step(step), on_corrupt == "previous"
+        place = Place(self._group.index, self._group.count)
+        wanted = WantedItems(items or {}, place, self._options)
+        step, tree, self.report = self._sources.restore(
+            wanted.with_tree(restore), step, older=older
+        )
+        self.items = wanted.finish()
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._note(step)
@@ -274,24 +302,57 @@ class CheckpointManager:
         rules: Rules | None = None,
         specs: Specs | None = None,
         on_corrupt: OnCorrupt = "raise",
+        items: Mapping[str, Any] | None = None,
+        init_from: PathLike | None = None,
+        **how: Unpack[FitArguments],
     ) -> Any:
         """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
 
         Either way every leaf lies where `abstract_state` with these arguments says, and
         `last_step` tells which it was. When there are steps and all are damaged, that is an error.
 
+        Args:
+          init_fn: makes the state; so does, of only what it lacks, what a checkpoint lacks.
+          *args: its arguments.
+          mesh: as for `abstract_state`.
+          rules: as for `abstract_state`.
+          specs: as for `abstract_state`.
+          on_corrupt: as for `restore`.
+          items: as for `restore`; when there is no step yet, they are left alone.
+          init_from: a checkpoint of any run, of any format that is read, to begin with when this
+            run has no step yet.
+          **how: as for `restore`. With `init_from` it is about that checkpoint only: a run that
+            has begun goes on from its own steps, which must fit as they are.
+
         Raises:
           StructureMismatchError: when the step does not fit what `init_fn` makes.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
-        abstract = abstract_state(init_fn, *args, mesh=mesh, rules=rules, specs=specs)
+        fit = Fit(**how)
+        context: dict[str, Any] = {"mesh": mesh, "rules": rules}
+        abstract = abstract_state(init_fn, *args, specs=specs, **context)
+
+        def fill(positions: Sequence[int]) -> Sequence[Any]:
+            return initial_leaves(init_fn, *args, abstract=abstract, positions=positions, **context)
+
         self.wait()
-        if self._sources.is_empty():
-            return initialise(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
-        return self.restore(abstract, on_corrupt=on_corrupt)
+        if not self._sources.is_empty():
+            fit = fit if init_from is None else Fit()
+            return self._restore(abstract, fit, None, on_corrupt, items, fill)
+        if init_from is None:
+            return initialise(init_fn, *args, abstract=abstract, **context)
+        source = open_source(init_from, self._options)
+        tree, self.report = restore_tree(source, abstract, fit, self._options, fill)
+        logger.info("%s", self.report)
+        return tree
 
     def update(
-        self, *objects: Any, step: int | None = None, on_corrupt: OnCorrupt = "raise"
+        self,
+        *objects: Any,
+        step: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
+        items: Mapping[str, Any] | None = None,
+        **how: Unpack[FitArguments],
     ) -> int | None:
         """Restores nnx modules, optimizers and other nnx objects in place.
 
@@ -300,6 +361,8 @@ class CheckpointManager:
             `update(model, optimizer)` after `save(step, (model, optimizer))`.
           step: which step; by default the newest.
           on_corrupt: as for `restore`.
+          items: as for `restore`.
+          **how: as for `restore`.
 
         Returns:
           The step that was restored; `None` when there was none, and nothing was changed.
@@ -315,7 +378,8 @@ class CheckpointManager:
         if step is None and self._sources.is_empty():
             return None
         target = objects[0] if len(objects) == 1 else objects
-        restored = self.restore(nnx_objects.split(target)[0], step=step, on_corrupt=on_corrupt)
+        found = nnx_objects.split(target)[0]
+        restored = self._restore(found, Fit(**how), step, on_corrupt, items)
         nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
         return self._last_step
 

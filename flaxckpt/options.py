@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
+from flaxckpt.save_dtype import SaveDtype, check_save_dtype
 from flaxckpt.storage.object_store import ObjectStore
 
 MIB = 1 << 20
@@ -40,11 +41,15 @@ class Options:
       broadcast: whether, of an array that several processes hold copies of, one copy is read and
         sent to the others over the devices' network. It saves reads; all processes must restore
         the same tree at the same time, and one that dies meanwhile takes the others with it.
+      save_dtype: the dtype that floating arrays of the state are saved with: one name, such as
+        `bfloat16`, for all, or names by pattern (`re.fullmatch`) over key paths, of which the first
+        that matches counts. The arrays are converted where they are, which needs room there. A
+        restore to the old dtype asks for `dtype="widen"`.
       storage: how object stores (`s3://`, `gs://`) are reached.
 
     Raises:
-      ValueError: when a size or the timeout is not positive, or `max_host_bytes` has not room for
-        four chunks.
+      ValueError: when a size or the timeout is not positive, `max_host_bytes` has not room for
+        four chunks, or `save_dtype` names no floating dtype.
 
     Example:
       >>> import flaxckpt
@@ -58,6 +63,7 @@ class Options:
     atomic_rename: bool = True
     timeout_secs: float = 3600.0
     broadcast: bool = False
+    save_dtype: SaveDtype | None = None
     storage: ObjectStore = ObjectStore()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:
@@ -71,6 +77,8 @@ class Options:
                 f"Options.max_host_bytes={self.max_host_bytes!r} is less than {MIN_CHUNKS} chunks "
                 f"of {self.chunk_bytes} bytes. Make chunk_bytes smaller."
             )
+        if self.save_dtype is not None:
+            check_save_dtype(self.save_dtype)
 
     @property
     def buffer_bytes(self) -> int:

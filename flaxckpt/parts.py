@@ -15,13 +15,14 @@ import numpy as np
 import orjson
 
 from flaxckpt.errors import ProcessFailedError
+from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.save_plan import SavePlan
 from flaxckpt.snapshot import Piece
 from flaxckpt.storage import zarr3
 
 
 class Part(NamedTuple):
-    """What one process has done.
+    """What one process has done of one tree.
 
     Attributes:
       tree: a checksum of the structure, the types, the shardings, and what is held as JSON.
@@ -43,6 +44,56 @@ class Part(NamedTuple):
     def from_json(cls, data: dict[str, Any]) -> Self:
         """The part that `to_json` gave."""
         return cls(**data)
+
+
+class Share(NamedTuple):
+    """What one process has done of a checkpoint.
+
+    Attributes:
+      trees: its parts of the trees, the state first.
+      files: the files that it wrote for itself, by their items and names, with size and checksum.
+      items: a checksum of what must be the same of each item.
+    """
+
+    trees: list[Part]
+    files: dict[str, dict[str, SavedFile]]
+    items: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a note to process 0."""
+        files = {
+            item: {name: list(file) for name, file in found.items()}
+            for item, found in self.files.items()
+        }
+        trees = [part.to_json() for part in self.trees]
+        return {"trees": trees, "files": files, "items": self.items}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The share that `to_json` gave."""
+        files = {
+            item: {name: SavedFile(*file) for name, file in found.items()}
+            for item, found in data["files"].items()
+        }
+        return cls(list(map(Part.from_json, data["trees"])), files, data["items"])
+
+
+def check_items(shares: Sequence[Share], title: str) -> None:
+    """Checks that all processes save the same items.
+
+    Raises:
+      ProcessFailedError: when they do not; a process and the items are named.
+    """
+    first = shares[0].items
+    for i, share in enumerate(shares):
+        names = sorted(first.keys() | share.items.keys())
+        different = [name for name in names if first.get(name) != share.items.get(name)]
+        if different:
+            raise ProcessFailedError(
+                f"{title}: process {i} saves other items than process 0: {', '.join(different)} "
+                "are not the same, or not there. Only process 0's would be kept. Make them the "
+                "same; only iterators and random generators may differ."
+            )
 
 
 def digest(plan: SavePlan) -> int:

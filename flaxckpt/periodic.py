@@ -53,6 +53,7 @@ class PeriodicCheckpoint(_Base):
         every_secs: float | None = None,
         on_steps: Iterable[int] | None = None,
         state_fn: Callable[[], Any] | None = None,
+        items_fn: Callable[[], Mapping[str, Any]] = dict,
     ):
         """A hook that saves through `manager`, whose own `save_every` it does not use.
 
@@ -62,10 +63,11 @@ class PeriodicCheckpoint(_Base):
           every_secs: saves when more than this many seconds have passed since the last save.
           on_steps: saves at these steps, or at the next call when one was jumped over.
           state_fn: gives the state to save, in loops whose hooks get none.
+          items_fn: gives items to save beside it, by name.
         """
         steps = tuple(on_steps or ())
         super().__init__(every_steps=every_steps, every_secs=every_secs, on_steps=steps)
-        self._manager, self._state_fn = manager, state_fn
+        self._manager, self._state_fn, self._items_fn = manager, state_fn, items_fn
         self._restored: int | None = None
         self._pacer = Pacer(Every(steps=every_steps, secs=every_secs, at=steps))
 
@@ -76,6 +78,7 @@ class PeriodicCheckpoint(_Base):
         *,
         state: Any = None,
         metrics: Mapping[str, Any] | None = None,
+        **items: Any,
     ) -> bool:
         """Saves when `step` is due; returns whether it did.
 
@@ -84,6 +87,7 @@ class PeriodicCheckpoint(_Base):
           t: the time in seconds; by default that of `time.monotonic`.
           state: what to save, unless there is a `state_fn`.
           metrics: as for `CheckpointManager.save`.
+          **items: likewise; they are added to those of `items_fn`.
 
         Raises:
           TypeError: when there is neither a state nor a `state_fn`.
@@ -102,9 +106,14 @@ class PeriodicCheckpoint(_Base):
             self._restored = restored
             self._pacer.saved(restored, now)
         warn_jumped_over(self._pacer, step)
-        if not self._manager.is_due(self._pacer, step, now, lambda: self._state(state)):
+
+        def saved_fn() -> tuple[Any, Mapping[str, Any]]:
+            return self._state(state), {**self._items_fn(), **items}
+
+        if not self._manager.is_due(self._pacer, step, now, saved_fn):
             return False
-        saved = self._manager.save_if_new(step, self._state(state), metrics=metrics)
+        found, everything = saved_fn()
+        saved = self._manager.save_if_new(step, found, metrics=metrics, **everything)
         if saved:
             self._pacer.saved(step, now)
         return saved

@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 from flaxckpt.checkpoint import Checkpoint
 from flaxckpt.chunk_reads import ArrayRead, Parts, Plan, plan
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.metadata import limits
+from flaxckpt.leaves.lazy import nbytes_of
 from flaxckpt.spans import Problem, SpanRead, finish_span, read_span, spans
-from flaxckpt.storage import layout
-from flaxckpt.storage.index import Index, Place, read_index
+from flaxckpt.storage.index import Place
 from flaxckpt.storage.location import Location
 
 # Disks want several requests at a time; more threads than this gain nothing.
@@ -111,9 +110,9 @@ def _read(
     """The plans of `reads` in groups, each once it is carried out, with what was wrong with it."""
     if not reads:
         return
-    index = _index_of(checkpoint)
+    index = checkpoint.index
     waiting: collections.deque[_Started] = collections.deque()
-    with _executor(checkpoint, sum(read.array.nbytes for read in reads)) as pool:
+    with _executor(checkpoint, sum(nbytes_of(read.array) for read in reads)) as pool:
         try:
             for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
                 while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
@@ -145,25 +144,6 @@ def _executor(checkpoint: Checkpoint, nbytes: int) -> concurrent.futures.Executo
     if nbytes <= INLINE_BYTES:
         return _Inline()
     return concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read")
-
-
-def _index_of(checkpoint: Checkpoint) -> Index:
-    """Where the values lie, when they were written by the save that wrote the metadata.
-
-    Raises:
-      CorruptCheckpointError: when they were not, or the database is damaged.
-    """
-    index = read_index(checkpoint.item)
-    value = index.get(layout.ATTEMPT_KEY)
-    if value != checkpoint.tree.attempt.encode():
-        what = "missing" if value is None else f"not those of its metadata ({value!r})"
-        raise CorruptCheckpointError(
-            f"the arrays at {checkpoint.item} are {what}. Restore another step."
-        )
-    if not isinstance(checkpoint.path, Path):  # where there are sizes, they are checked by them
-        stored = sum(len(v) if isinstance(v, bytes) else v.length for v in index.values())
-        limits.check_claims(checkpoint.item, checkpoint.tree.records, stored)
-    return index
 
 
 def _describe(checkpoint: Checkpoint, problem: Problem) -> str:

@@ -2,55 +2,30 @@
 
 from __future__ import annotations
 
-import dataclasses
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
 
 from flaxckpt import collector
-from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
+from flaxckpt.errors import RuleError
+from flaxckpt.fit import Fit, Missing, OptimizerPolicy, Unexpected
+from flaxckpt.foreign import open_source
 from flaxckpt.leaf_values import read_leaves
 from flaxckpt.leaves.convert import DtypePolicy
 from flaxckpt.options import Options
-from flaxckpt.restore_plan import LeafPlan, with_target, without_target
+from flaxckpt.report import RestoreReport, report_of
+from flaxckpt.restore_plan import LeafPlan, Plan, rebuilt, with_target, without_target
+from flaxckpt.source import Source
 from flaxckpt.storage.location import PathLike
+from flaxckpt.transforms.rule import Transform
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.rebuild import build
-from flaxckpt.tree.structure import flatten
+from flaxckpt.tree.select import Only
+from flaxckpt.tree.structure import Flat, flatten
 
-
-@dataclasses.dataclass(frozen=True)
-class RestoreReport:
-    """What a restore did.
-
-    Attributes:
-      path: the checkpoint.
-      restored: the names of the leaves that were restored, in the target's order.
-      converted: of those, the ones that came back as another type than they were saved with:
-        name, saved type, restored type.
-      nbytes: the size of the restored arrays, in bytes.
-      seconds: how long it took.
-      damaged: newer steps that were passed over because they are damaged, each with its error.
-    """
-
-    path: str
-    restored: tuple[str, ...]
-    converted: tuple[tuple[str, str, str], ...]
-    nbytes: int
-    seconds: float
-    damaged: tuple[tuple[int, str], ...] = ()
-
-    def __str__(self) -> str:
-        """One line for a log."""
-        changed = f", {len(self.converted)} converted" if self.converted else ""
-        passed = ", ".join(str(step) for step, _ in self.damaged)
-        damaged = f" (passed over, damaged: {passed})" if passed else ""
-        return (
-            f"restored {len(self.restored)} leaves{changed}, {self.nbytes / 1e6:.1f} MB in "
-            f"{self.seconds:.3f} s from {self.path}{damaged}"
-        )
+# Makes the leaves of the target at some positions, in the order of `jax.tree.leaves`.
+Initialise = Callable[[Sequence[int]], Sequence[Any]]
 
 
 def restore(
@@ -58,84 +33,120 @@ def restore(
     target: Any = None,
     *,
     as_numpy: bool = False,
+    only: Only | None = None,
+    transforms: Sequence[Transform] = (),
+    missing: Missing | Mapping[str, Missing] = "error",
+    unexpected: Unexpected | Mapping[str, Unexpected] = "error",
     dtype: DtypePolicy = "error",
+    opt_state: OptimizerPolicy = "match",
     options: Options = Options(),
 ) -> Any:
-    """Restores the checkpoint at `path`.
+    """Restores the checkpoint at `path`, of flaxckpt or of any format that it reads.
+
+    Leaves are matched by their key paths, whatever the containers. What is called otherwise is
+    only taken for the same where nothing else can be meant: `0` and `'0'`, boxed and unboxed, the
+    state of an optimizer that has moved within its chain.
 
     Args:
-      path: the directory of one checkpoint, or its URL; a step of a run is one too.
+      path: a directory, a file, or its URL; a step of a run is one too. `docs/formats.md` lists
+        the formats.
       target: a tree like the one that was saved, concrete or abstract (`abstract_state`,
         `jax.eval_shape`). The result has its containers, leaf types and shardings. Without a
         target the saved containers are rebuilt (see `register_node`); what was a `jax.Array` is
         one on the default device.
       as_numpy: without a target, whether jax arrays come back as numpy arrays. (PRNG keys have no
         numpy form and stay jax arrays.)
+      only: which part is wanted; no byte of the rest is read. The path of a node (`"params"`): that
+        subtree, and the target is one like it. A glob over key paths (`"params/**/kernel"`), a
+        list of paths and globs, or a function of the path: these leaves; what else a target has is
+        left as it is, and without a target the result is a dict of dicts.
+      transforms: what is changed on the way: `Rename`, `Drop`, `Apply`, `Stack`, `Unstack`, `Cast`,
+        `Fallback`, or functions of two dicts, from key paths to leaves: the saved ones, and the
+        target's.
+      missing: what happens to a leaf that the checkpoint lacks: an `error`, or `init`: it keeps the
+        value of the target. Or a dict from patterns (`re.fullmatch`) to these.
+      unexpected: what happens to a leaf that the target lacks: an `error`, or `ignore`. Or a dict
+        from patterns to these.
       dtype: whether dtypes may change: `error` never, `widen` floats to wider floats, `cast` any.
+      opt_state: how optimizer state is restored: `match`, or `reset`, which keeps the target's.
       options: how to read.
 
     Raises:
       CheckpointNotFoundError: when there is no checkpoint at `path`.
       StructureMismatchError: when it does not fit the target; every leaf that differs is listed.
+      RuleError: when `only`, a transform or a pattern fits nothing.
       CorruptCheckpointError: when bytes are missing or do not match their checksum.
 
     Example:
-      >>> flaxckpt.save(tmp_path / "exported", {"step": 7})
+      >>> flaxckpt.save(tmp_path / "exported", {"params": {"w": 1.5}, "step": 7})
       >>> flaxckpt.restore(tmp_path / "exported")
-      {'step': 7}
+      {'params': {'w': 1.5}, 'step': 7}
+      >>> flaxckpt.restore(tmp_path / "exported", only="params")
+      {'w': 1.5}
     """
-    checkpoint = open_checkpoint(path, options)
-    return restore_tree(checkpoint, target, as_numpy=as_numpy, dtype=dtype, options=options)[0]
+    fit = Fit(as_numpy, only, transforms, missing, unexpected, dtype, opt_state)
+    return restore_tree(open_source(path, options), target, fit, options)[0]
 
 
 @collector.paused()
 def restore_tree(
-    checkpoint: Checkpoint,
+    source: Source,
     target: Any,
-    *,
-    as_numpy: bool = False,
-    dtype: DtypePolicy = "error",
-    options: Options = Options(),
+    fit: Fit,
+    options: Options,
+    initialise: Initialise | None = None,
 ) -> tuple[Any, RestoreReport]:
-    """As `restore`, from an open checkpoint and with a report."""
+    """As `restore`, from what is open already, and with a report.
+
+    What the checkpoint lacks is made by `initialise`; without it the target has it.
+    """
     start = time.monotonic()
-    tree, leaves = _restore(checkpoint, target, as_numpy, dtype, options)
-    return tree, _report(checkpoint, leaves, time.monotonic() - start)
-
-
-def _restore(
-    checkpoint: Checkpoint, target: Any, as_numpy: bool, dtype: DtypePolicy, options: Options
-) -> tuple[Any, Sequence[LeafPlan]]:
-    """The tree, and what was done for each leaf of it."""
     if target is None:
-        leaves = without_target(checkpoint, as_numpy, dtype)
-        tree = build(checkpoint.tree.nodes, _read(checkpoint, leaves, options))
+        plan, nodes = without_target(source, fit, options)
+        tree = rebuilt(plan, nodes, _read(source, plan.leaves, options))
     else:
         stateful, graphs = nnx_objects.split(target)
-        leaves = with_target(checkpoint, flatten(stateful), dtype)
-        values = _read(checkpoint, leaves, options)
-        tree = jax.tree.unflatten(jax.tree.structure(stateful), values)
+        flat = flatten(stateful)
+        plan = with_target(source, flat, fit, options)
+        leaves = _leaves(source, flat, plan, options, initialise)
+        tree = jax.tree.unflatten(jax.tree.structure(stateful), leaves)
         tree = nnx_objects.merge(tree, graphs)
-    return tree, leaves
+    return tree, report_of(source, plan, time.monotonic() - start)
 
 
-def _read(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
+def _leaves(
+    source: Source, target: Flat, plan: Plan, options: Options, initialise: Initialise | None
+) -> list[Any]:
+    """The leaves of the result, in the target's order."""
+    fresh = set(plan.initialised)
+    positions = [i for i, name in enumerate(target.names) if name in fresh]
+    if positions and initialise is None:
+        _check_concrete([(target.names[i], target.leaves[i]) for i in positions])
+    values = _read(source, plan.leaves, options)
+    restored = {leaf.name: value for leaf, value in zip(plan.leaves, values, strict=True)}
+    if positions and initialise is not None:
+        names = (target.names[i] for i in positions)
+        restored.update(zip(names, initialise(positions), strict=True))
+    return [
+        restored.get(name, leaf) for name, leaf in zip(target.names, target.leaves, strict=True)
+    ]
+
+
+def _check_concrete(leaves: Sequence[tuple[str, Any]]) -> None:
+    """Refuses to keep the values of leaves that have none.
+
+    Raises:
+      RuleError: in that case; all of them are named.
+    """
+    abstract = [name for name, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    if abstract:
+        raise RuleError(
+            f"the checkpoint has no value for {', '.join(abstract)}, and the target is abstract "
+            "there. Give a concrete target, or use CheckpointManager.restore_or_init."
+        )
+
+
+def _read(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
     """The values of `leaves`, or the error that the checkpoint was deleted meanwhile."""
-    with unchanged(checkpoint.path, checkpoint.described):
-        return read_leaves(checkpoint, leaves, options)
-
-
-def _report(checkpoint: Checkpoint, leaves: Sequence[LeafPlan], seconds: float) -> RestoreReport:
-    """The report of a restore of `leaves`."""
-    changed = [leaf for leaf in leaves if leaf.record.spec != leaf.wanted]
-    return RestoreReport(
-        str(checkpoint.path),
-        tuple(leaf.record.name for leaf in leaves),
-        tuple(
-            (leaf.record.name, str(leaf.record.spec), str(leaf.wanted))
-            for leaf in changed
-            if str(leaf.record.spec) != str(leaf.wanted)
-        ),
-        sum(leaf.record.array.nbytes for leaf in leaves if leaf.record.array is not None),
-        seconds,
-    )
+    with source.unchanged():
+        return read_leaves(source, leaves, options)

@@ -2,87 +2,147 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 
 from flaxckpt import placement
-from flaxckpt.checkpoint import Checkpoint
+from flaxckpt.advice import advice_for
 from flaxckpt.errors import Mismatch, ShardingError, StructureMismatchError
+from flaxckpt.fit import Fit
+from flaxckpt.fitting import fit_together
+from flaxckpt.leaf import Leaf, as_record
 from flaxckpt.leaves import convert, handler
-from flaxckpt.leaves.convert import DtypePolicy
-from flaxckpt.leaves.record import LeafRecord, LeafSpec
+from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.options import Options
 from flaxckpt.replicas import Replica
+from flaxckpt.selection import nested, readable, select
+from flaxckpt.source import SavedLeaf, Source
+from flaxckpt.transforms.rule import transformed
 from flaxckpt.tree.containers import Node
-from flaxckpt.tree.match import match
-from flaxckpt.tree.structure import Flat, named_nodes
+from flaxckpt.tree.rebuild import build
+from flaxckpt.tree.select import selector, subtree_of
+from flaxckpt.tree.structure import Flat
 
 
 class LeafPlan(NamedTuple):
     """One leaf to restore.
 
     Attributes:
+      name: what it is called where it is restored to.
       record: what was saved.
       wanted: what it becomes.
       where: the sharding that it becomes it on; `None` for the default device, or the host.
-      replica: the copy of its array that is read for all.
       lossy: whether a number may lose what the wanted dtype cannot hold.
+      replica: the copy of its array that is read for all.
     """
 
-    record: LeafRecord
+    name: str
+    record: SavedLeaf
     wanted: LeafSpec
     where: jax.sharding.Sharding | None = None
     lossy: bool = False
     replica: Replica | None = None
 
 
-def without_target(checkpoint: Checkpoint, as_numpy: bool, dtype: DtypePolicy) -> list[LeafPlan]:
-    """Every leaf as it was saved.
+class Plan(NamedTuple):
+    """A restore.
+
+    Attributes:
+      leaves: those that are restored.
+      initialised: the names of the leaves of the target that get a value from elsewhere.
+      ignored: the names of the saved leaves that are left out, because that is allowed.
+      saved_as: what each restored leaf is called in the checkpoint, where that is another name.
+    """
+
+    leaves: Sequence[LeafPlan]
+    initialised: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+    saved_as: Mapping[str, str] = {}
+
+
+def without_target(
+    source: Source, fit: Fit, options: Options
+) -> tuple[Plan, Sequence[Node | None] | None]:
+    """Every leaf as it was saved, and the structure, if it still is the saved one.
 
     Raises:
       StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
     """
-    leaves, mismatches = [], []
-    for record in checkpoint.tree.records:
-        wanted = record.spec
-        if as_numpy and wanted.kind == "jax":
+    saved = select(source, fit.only)
+    leaves: Mapping[str, SavedLeaf] = saved.leaves
+    if fit.transforms:
+        leaves = transformed(readable(source, saved, options), {}, fit.transforms)
+    plans, mismatches = [], []
+    for name, leaf in leaves.items():
+        wanted = leaf.spec
+        if fit.as_numpy and wanted.kind == "jax":
             wanted = LeafSpec("numpy", wanted.dtype, wanted.shape)
         held = convert.canonical(wanted)
-        if held.dtype != wanted.dtype and dtype != "cast":
+        if held.dtype != wanted.dtype and not fit.is_lossy:
             note = "(jax_enable_x64 is off)"
-            mismatches.append(Mismatch("dtype", record.name, str(wanted), str(held), note))
-        leaves.append(LeafPlan(record, held, lossy=dtype == "cast"))
+            mismatches.append(Mismatch("dtype", name, str(wanted), str(held), note))
+        plans.append(LeafPlan(name, as_record(leaf), held, lossy=fit.is_lossy))
     advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
-    raise_any(checkpoint, mismatches, len(leaves), advice)
-    return leaves
+    raise_any(source, mismatches, len(plans), advice)
+    return Plan(plans), saved.nodes if saved.is_whole and not fit.transforms else None
 
 
-def with_target(checkpoint: Checkpoint, target: Flat, dtype: DtypePolicy) -> list[LeafPlan]:
-    """Every leaf of the target, with the record of the same name.
+def rebuilt(plan: Plan, nodes: Sequence[Node | None] | None, values: Sequence[Any]) -> Any:
+    """The tree over `values`: with the saved containers where they are known, else dicts."""
+    if nodes is not None:
+        return build(nodes, values)
+    return nested({leaf.name: v for leaf, v in zip(plan.leaves, values, strict=True)})
+
+
+def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Plan:
+    """Every leaf of the target, with the saved leaf that belongs to it.
 
     Raises:
       StructureMismatchError: when the two do not fit.
+      RuleError: when `only`, a transform or a pattern fits nothing.
     """
-    records = {record.name: record for record in checkpoint.tree.records}
-    leaves = dict(zip(target.names, target.leaves, strict=True))
-    specs = {name: handler.describe(leaf, name)[0] for name, leaf in leaves.items()}
-
-    def problem(saved: LeafSpec, wanted: LeafSpec) -> str:
-        why = convert.problem(saved, wanted, dtype)
-        return why or ("dtype" if convert.canonical(wanted).dtype != wanted.dtype else "")
-
-    saved = {name: record.spec for name, record in records.items()}
-    if match(saved, specs, problem):  # once more, with what stands in the place of what is missing
-        saved_empties, target_empties = _empties(checkpoint.tree.nodes), _empties(target.nodes)
-        mismatches = match(
-            saved, specs, problem, saved_empties=saved_empties, target_empties=target_empties
+    saved = select(source, fit.only)
+    there = dict(zip(target.names, target.leaves, strict=True))
+    leaves: Mapping[str, SavedLeaf] = saved.leaves
+    if fit.transforms:
+        leaves = transformed(readable(source, saved, options), there, fit.transforms)
+    wanted = _wanted(there, leaves, fit)
+    fit.check_patterns(list(leaves), list(wanted))
+    specs = {name: handler.describe(leaf, name)[0] for name, leaf in wanted.items()}
+    fitted = fit_together(leaves, saved.nodes, specs, target.nodes, fit)
+    if fitted.mismatches:
+        advice = advice_for(fitted.mismatches, fitted.in_optimizer)
+        total = len(leaves) + len(specs) - len(fitted.saved)
+        raise_any(source, fitted.mismatches, total, advice)
+    plans = [
+        LeafPlan(
+            name, as_record(leaves[found]), specs[name], _sharding(name, wanted[name]), fit.is_lossy
         )
-        raise_any(checkpoint, mismatches, len(records.keys() | specs.keys()), _advice(mismatches))
-    return [
-        LeafPlan(records[name], specs[name], _sharding(name, leaf), dtype == "cast")
-        for name, leaf in leaves.items()
+        for name, found in fitted.saved.items()
     ]
+    origins = {name: _origin(leaves[found], found) for name, found in fitted.saved.items()}
+    moved = {name: origin for name, origin in origins.items() if origin not in (None, name)}
+    return Plan(plans, fitted.initialised, fitted.ignored, moved)
+
+
+def _origin(leaf: SavedLeaf, name: str) -> str | None:
+    """What the leaf `name` is called in the checkpoint; `None` when a transform has made it."""
+    return leaf.origin if isinstance(leaf, Leaf) else name
+
+
+def _wanted(
+    target: Mapping[str, Any], saved: Mapping[str, SavedLeaf], fit: Fit
+) -> Mapping[str, Any]:
+    """The leaves of the target that are to be restored.
+
+    With patterns these are what they select, and what the transforms made of that.
+    """
+    if fit.only is None or subtree_of(fit.only) is not None:
+        return target
+    is_selected = selector(fit.only)
+    return {n: leaf for n, leaf in target.items() if is_selected(n) or n in saved}
 
 
 def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
@@ -104,33 +164,7 @@ def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
     return where
 
 
-def _empties(nodes: Sequence[Node | None]) -> dict[str, str]:
-    """The empty nodes by name, as errors show them."""
-    return {
-        name: f"{node.class_name.rpartition('.')[2] or node.kind} (empty)"
-        for name, node in named_nodes(nodes)
-        if node is not None and not node.keys
-    }
-
-
-def _advice(mismatches: Sequence[Mismatch]) -> str:
-    """One thing to do about `mismatches`."""
-    problems = {m.problem for m in mismatches}
-    if problems <= {"dtype"}:
-        return (
-            'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats '
-            "to wider floats only). 64-bit types need jax_enable_x64."
-        )
-    if problems <= {"shape"}:
-        return "Build the target with the sizes that the checkpoint was saved with."
-    if problems <= {"key impl"}:
-        return "Make the target's keys with the implementation that the checkpoint has."
-    return "Build the target the way the saved state was built, or restore without a target."
-
-
-def raise_any(
-    checkpoint: Checkpoint, mismatches: Sequence[Mismatch], total: int, advice: str
-) -> None:
+def raise_any(source: Source, mismatches: Sequence[Mismatch], total: int, advice: str) -> None:
     """Raises when there is a mismatch."""
     if mismatches:
-        raise StructureMismatchError(str(checkpoint.path), mismatches, total, advice)
+        raise StructureMismatchError(str(source.path), mismatches, total, advice)

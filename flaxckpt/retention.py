@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Literal
 
 Mode = Literal["min", "max"]
+# The name of the metric that decides what is best; the only one there is; or, from elsewhere, a
+# function that gives the value at each step that has one so far.
+Metric = str | None | Callable[[], Mapping[int, float]]
 
 
 @dataclasses.dataclass(frozen=True)

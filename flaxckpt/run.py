@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from typing import Any
 
 from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError, StoreError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
-from flaxckpt.retention import StepInfo
+from flaxckpt.retention import Metric, StepInfo
 from flaxckpt.storage import layout, location
 from flaxckpt.storage.location import Location
 
@@ -96,18 +97,26 @@ class Run:
         """Reads `step` anew when it is asked for next."""
         self._known.pop(step, None)
 
-    def infos(self, metric: str | None) -> list[StepInfo]:
+    def infos(self, metric: Metric) -> list[StepInfo]:
         """What retention needs to know of every committed step; `metric` decides what is best."""
-        found = [(step, self.described(step)) for step in self._listed()]
-        return [self._info(step, d, metric) for step, d in found if d is not None]
-
-    def _info(self, step: int, described: CheckpointMetadata, metric: str | None) -> StepInfo:
-        """`infos` for one step."""
-        value = choose_metric(described.metrics, metric)
-        # A damaged step may be the best or the last good one, for all we know. Whether the user
-        # pinned a step is looked up when it is to be deleted, not for all steps at each save.
-        damaged = not described.attempt
-        return StepInfo(step, described.committed_ns / 1e9, value, pinned=damaged)
+        outside = metric() if callable(metric) else None
+        known = [(step, self.described(step)) for step in self._listed()]
+        found = [(step, described) for step, described in known if described is not None]
+        if outside is None:
+            assert not callable(metric), "it was called"
+            values = {step: choose_metric(d.metrics, metric) for step, d in found}
+        else:
+            values = {step: _number(outside, step) for step, _ in found}
+        # A damaged step may be the best or the last good one, for all we know, and so may one
+        # whose metric is not written yet. Whether the user pinned a step is looked up when it is
+        # to be deleted, not for all steps at each save.
+        unknown = {
+            s for s, d in found if not d.attempt or (outside is not None and s not in outside)
+        }
+        return [
+            StepInfo(step, d.committed_ns / 1e9, values[step], pinned=step in unknown)
+            for step, d in found
+        ]
 
     def is_pinned(self, step: int) -> bool:
         """Whether `step` is pinned."""
@@ -151,5 +160,10 @@ def choose_metric(metrics: Mapping[str, float], metric: str | None) -> float | N
     """The metric called `metric`; without a name the only one there is; otherwise `None`."""
     if metric is None:
         return next(iter(metrics.values())) if len(metrics) == 1 else None
-    value = metrics.get(metric, math.nan)
+    return _number(metrics, metric)
+
+
+def _number(values: Mapping[Any, float], key: Any) -> float | None:
+    """The value at `key`, unless it is missing or NaN."""
+    value = values.get(key, math.nan)
     return None if math.isnan(value) else value

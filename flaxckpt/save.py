@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxckpt import processes
+from flaxckpt import contents, processes
 from flaxckpt.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -17,13 +17,17 @@ from flaxckpt.errors import (
     StoreError,
     UnsupportedFormatError,
 )
+from flaxckpt.items.encoded import Place
+from flaxckpt.items.names import check_names
+from flaxckpt.job import Job
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
-from flaxckpt.snapshot import stream, take_apart
+from flaxckpt.save_dtype import as_saved
+from flaxckpt.snapshot import stream_all, take_apart
 from flaxckpt.storage import layout, location
 from flaxckpt.storage.location import Location, PathLike, locate
-from flaxckpt.writing import Job, write
+from flaxckpt.writing import write
 
 
 def save(
@@ -32,6 +36,7 @@ def save(
     *,
     overwrite: bool = False,
     metadata: Mapping[str, Any] | None = None,
+    items: Mapping[str, Any] | None = None,
     options: Options = Options(),
 ) -> None:
     """Saves `tree` as one checkpoint at `path`, and returns when it is committed.
@@ -45,11 +50,14 @@ def save(
       overwrite: whether to replace a checkpoint that is there. It lives until the new one is
         committed.
       metadata: anything JSON can hold, for people and tools.
+      items: what is saved beside the tree, by name: data iterators, configurations, numpy
+        generators, protocol buffers, other trees; see `restore_items`.
       options: how to write.
 
     Raises:
       StepExistsError: when there is a checkpoint at `path` and `overwrite` is not set.
       UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
+      ItemError: when an item cannot be held; nothing was written then.
       DirectoryError: when `path` is a file, holds something else, or may not be written.
       StoreError: when an object store cannot be used.
       ProcessFailedError: when another process of the job failed; nothing is committed then.
@@ -62,14 +70,23 @@ def save(
     final = locate(path, options)
     started = time.time_ns()
     user_metadata = checkpoint_metadata.check_metadata(metadata or {})
+    check_names(items or ())
     group = processes.join(options.timeout_secs, functools.partial(location.board, final.parent))
     meeting = group.meet(f"saving {final}")
     with meeting.reporting():
         attempt = meeting.decide(functools.partial(_admit, final, overwrite, options))
         described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
-        state = take_apart(tree, options.chunk_bytes, process=group.process)
-        pieces = stream(state, options.snapshot_bytes, copy=False)
-    write(Job(state.plan, final, described, overwrite, options), pieces, meeting)
+        place = Place(group.index, group.count)
+        encoded = contents.encode(items or {}, place)
+        state = take_apart(
+            as_saved(tree, options.save_dtype), options.chunk_bytes, process=group.process
+        )
+        of_items, states = contents.take_items_apart(
+            encoded, place, options.chunk_bytes, {}, group.process
+        )
+        pieces = stream_all([state, *states], options.snapshot_bytes, copy=False)
+    job = Job(state.plan, final, described, overwrite, options, tuple(of_items))
+    write(job, pieces, meeting)
 
 
 def _admit(final: Location, overwrite: bool, options: Options) -> str:

@@ -117,6 +117,13 @@ class SavePlan:
         return orbax.strings_file(self.flat.paths, self.records)
 
     @functools.cached_property
+    def is_seen_by_orbax(self) -> bool:
+        """Whether Orbax finds anything in the tree; it cannot restore one that is all hidden."""
+        records = zip(self.flat.paths, self.records, strict=True)
+        seen = (orbax.visible(path, record, self.strings) for path, record in records)
+        return bool(self.flat.empties) or any(seen)
+
+    @functools.cached_property
     def orbax_members(self) -> dict[str, orjson.Fragment]:
         """The members of `_METADATA` that Orbax reads, encoded."""
         flat = self.flat

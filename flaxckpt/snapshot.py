@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+import itertools
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -28,12 +29,16 @@ class State(NamedTuple):
 
 
 class Piece(NamedTuple):
-    """Some chunks of an array, by key and region, and the values on the host that they are in."""
+    """Some chunks of an array, by key and region, and the values on the host that they are in.
+
+    The `tree` is the one that the array is of, when several are written together.
+    """
 
     array: ArrayPlan
     chunks: tuple[tuple[str, Region], ...]
     region: Region
     values: np.ndarray
+    tree: int = 0
 
     def encode(self) -> Iterator[tuple[str, bytes]]:
         """Keys and values for the key-value store."""
@@ -69,19 +74,47 @@ def take_apart(
 
 
 @collector.paused()
-def hold(state: State) -> Iterator[Piece]:
-    """All of `state`; when this returns, it may be donated, deleted or changed.
+def hold(*states: State) -> Iterator[Piece]:
+    """All of `states`; when this returns, they may be donated, deleted or changed.
 
     On the CPU backend the values are views of jax's own buffers. While a view lives, jax gives a
     donating computation other memory instead, so it costs nothing now and stays right; the loop
     pays with the page faults of that memory at its next step (see docs/performance.md).
     """
-    data = _local_data(state)
-    for (array, _), values in zip(state.plan.shards, data, strict=True):
-        if array.is_remote:
-            values.copy_to_host_async()
+    found = [_local_data(state) for state in states]
+    for state, data in zip(states, found, strict=True):
+        for (array, _), values in zip(state.plan.shards, data, strict=True):
+            if array.is_remote:
+                values.copy_to_host_async()
     with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
-        return _drain(state.plan, collections.deque(map(_safe, data)))
+        held = [collections.deque(map(_safe, data)) for data in found]
+    return _numbered([_drain(s.plan, values) for s, values in zip(states, held, strict=True)])
+
+
+def stream_all(states: Sequence[State], limit: int | None, *, copy: bool) -> Iterator[Piece]:
+    """All of `states`, one after the other; see `stream`."""
+    return _numbered([stream(state, limit, copy=copy) for state in states])
+
+
+def _numbered(trees: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
+    """The pieces of several trees, which say of which they are."""
+    first, *others = trees
+    numbered = (
+        piece._replace(tree=number) for number, pieces in enumerate(others, 1) for piece in pieces
+    )
+    return itertools.chain(first, numbered)
+
+
+def by_tree(pieces: Iterable[Piece], count: int) -> Iterator[Iterator[Piece]]:
+    """The pieces of each of `count` trees. Those of one must be taken before the next."""
+    groups = itertools.groupby(pieces, lambda piece: piece.tree)
+    number, group = next(groups, (count, iter(())))
+    for tree in range(count):
+        if tree < number:
+            yield iter(())
+            continue
+        yield group
+        number, group = next(groups, (count, iter(())))
 
 
 def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[Piece]:

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from pathlib import Path
 
 import crc32c
 
-from flaxckpt.checkpoint import Checkpoint, open_checkpoint, unchanged
+from flaxckpt.checkpoint import Checkpoint, open_checkpoint, open_item, unchanged
 from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
@@ -22,10 +22,7 @@ from flaxckpt.storage import data_files, layout, location, zarr3
 from flaxckpt.storage.index import Place, check_versions, read_index
 from flaxckpt.storage.location import Location, PathLike
 
-_PREFIX = f"{layout.ITEM}/"
-_DATABASE = re.compile(
-    rf"{_PREFIX}({layout.CHILD}[^/]+/)?({layout.MANIFEST}|manifest\.\d+|d/[0-9a-f]+)"
-)
+_DATABASE = re.compile(rf"({layout.CHILD}[^/]+/)?({layout.MANIFEST}|manifest\.\d+|d/[0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -34,7 +31,7 @@ class VerifyReport:
 
     Attributes:
       path: the checkpoint.
-      leaves: how many leaves it has.
+      leaves: how many leaves it has, with those of items that are trees.
       nbytes: the size of its arrays, in bytes.
       problems: what is wrong, one line for each damaged leaf or file; empty when all is well.
     """
@@ -69,34 +66,63 @@ def verify(path: PathLike, *, strict: bool = False, options: Options = Options()
       True
     """
     checkpoint = open_checkpoint(path, options)
-    records = checkpoint.tree.records
     with unchanged(checkpoint.path, checkpoint.described):
+        trees, unreadable = _trees(checkpoint)
         problems = (
-            *_check_files(checkpoint),
-            *_check_keys(checkpoint),
-            *_check_chunks(checkpoint, options.buffer_bytes),
+            *unreadable.values(),
+            *_check_files(checkpoint, trees, unreadable),
+            *(line for tree in trees for line in _check_tree(tree, options.buffer_bytes)),
         )
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
+    records = [record for tree in trees for record in tree.tree.records]
     nbytes = sum(record.array.nbytes for record in records if record.array is not None)
     return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
 
 
-def _check_files(checkpoint: Checkpoint) -> Iterator[str]:
-    """What is wrong with the files beside the metadata."""
-    path, item, expected = checkpoint.path, checkpoint.item, checkpoint.tree.files
-    found = set(location.files(path))
-    ours = {layout.TREE_METADATA, *expected}
+def _trees(checkpoint: Checkpoint) -> tuple[list[Checkpoint], dict[str, str]]:
+    """The state and the items that are trees, and what is wrong with those that cannot be read."""
+    trees, unreadable = [checkpoint], {}
+    for name, item in checkpoint.described.items.items():
+        try:
+            trees += [] if item.tree is None else [open_item(checkpoint, name)]
+        except CorruptCheckpointError as error:
+            unreadable[name] = f"the item {name}: {error}"
+    return trees, unreadable
+
+
+def _check_files(
+    checkpoint: Checkpoint, trees: Sequence[Checkpoint], unreadable: Container[str]
+) -> Iterator[str]:
+    """What is wrong with the files beside the metadata; not of items that are `unreadable`."""
+    path, found = checkpoint.path, set(location.files(checkpoint.path))
+    items = checkpoint.described.items.items()
+    expected = {f"{t.directory}/{name}": file for t in trees for name, file in t.tree.files.items()}
+    expected |= {f"{item}/{n}": file for item, record in items for n, file in record.files.items()}
+    known = {f"{t.directory}/{layout.TREE_METADATA}" for t in trees} | layout.CHECKPOINT_ENTRIES
     if not isinstance(path, Path):  # of a bucket's data files nothing is known but their names
-        ours |= {name[len(_PREFIX) :] for name in found if _DATABASE.fullmatch(name)}
-    known = {_PREFIX + name for name in ours} | layout.CHECKPOINT_ENTRIES
-    for name in sorted(found - known):
-        yield f"the file {path}/{name} does not belong to the checkpoint"
+        known |= {name for name in found if any(_is_database(name, t.directory) for t in trees)}
+    for name in sorted(found - known - expected.keys()):
+        if name.split("/")[0] not in unreadable:
+            yield f"the file {path}/{name} does not belong to the checkpoint"
     for name, file in expected.items():
-        if _PREFIX + name not in found:
-            yield f"the file {item}/{name} is missing"
-        elif problem := _file_problem(item / name, file):
-            yield f"the file {item}/{name} {problem}"
+        if name not in found:
+            yield f"the file {path}/{name} is missing"
+        elif problem := _file_problem(path / name, file):
+            yield f"the file {path}/{name} {problem}"
+
+
+def _is_database(name: str, directory: str) -> bool:
+    """Whether a file is one of the key-value store of the tree in `directory`."""
+    start = f"{directory}/"
+    return name.startswith(start) and _DATABASE.fullmatch(name[len(start) :]) is not None
+
+
+def _check_tree(tree: Checkpoint, ahead: int) -> Iterator[str]:
+    """What is wrong with the arrays of a tree."""
+    where = "" if tree.directory == layout.ITEM else f"in {tree.directory}: "
+    for line in (*_check_keys(tree), *_check_chunks(tree, ahead)):
+        yield f"{where}{line}"
 
 
 def _file_problem(path: Location, file: SavedFile) -> str | None:

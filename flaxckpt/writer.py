@@ -6,9 +6,10 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
+from flaxckpt import contents
 from flaxckpt.agreement import PATIENCE, Group, Meeting
 from flaxckpt.background import Background
 from flaxckpt.errors import (
@@ -18,18 +19,22 @@ from flaxckpt.errors import (
     StepPinnedError,
 )
 from flaxckpt.feed import Feed
+from flaxckpt.items.encoded import Place
+from flaxckpt.items.names import check_names
+from flaxckpt.job import Job
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
-from flaxckpt.retention import Keep, Mode
+from flaxckpt.retention import Keep, Metric, Mode
 from flaxckpt.run import Run
 from flaxckpt.save import check_vacant
+from flaxckpt.save_dtype import as_saved
 from flaxckpt.save_plan import SavePlan
-from flaxckpt.snapshot import Piece, State, hold, stream, take_apart
+from flaxckpt.snapshot import Piece, State, hold, stream_all, take_apart
 from flaxckpt.storage import layout, location
 from flaxckpt.storage.bucket import BucketPath
 from flaxckpt.storage.location import Location
-from flaxckpt.writing import Job, write
+from flaxckpt.writing import write
 
 logger = logging.getLogger("flaxckpt")
 
@@ -39,7 +44,7 @@ class Retention:
     """Which steps of a run are kept, and what decides which is best."""
 
     keep: Keep
-    metric: str | None
+    metric: Metric
     mode: Mode
 
     def check(self, metrics: Mapping[str, float]) -> None:
@@ -48,6 +53,8 @@ class Retention:
         Raises:
           InvalidMetricError: in that case.
         """
+        if callable(self.metric):
+            return
         decides = self.metric or (next(iter(metrics)) if len(metrics) == 1 else None)
         if metrics and decides not in metrics and (self.metric or self.keep.best):
             raise InvalidMetricError(
@@ -84,6 +91,7 @@ class Writer:
         self._run, self._retention, self._options = run, retention, options
         self._async = async_
         self._plan: SavePlan | None = None
+        self._item_plans: dict[str, SavePlan] = {}
         self._is_prepared = False
 
     def save(
@@ -96,16 +104,19 @@ class Writer:
         overwrite: bool,
         group: Group,
         attempt: str | None = None,
+        items: Mapping[str, Any] | None = None,
+        place: Place | None = None,
     ) -> None:
-        """Saves `state` as `step`, with all of `group`; returns when the state may change.
+        """Saves `state` as `step`, with all of `group`; returns when state and items may change.
 
         The save before this one is waited for, and its failure is raised. The `attempt` is the id
-        of the save, if it has one already.
+        of the save, if it has one already; `place` is that of this process, if not in `group`.
         """
         began = time.monotonic()
         numbers = checkpoint_metadata.check_metrics(metrics)
         self._retention.check(numbers)
         user_metadata = checkpoint_metadata.check_metadata(metadata)
+        check_names(items or ())
         self.wait()
         patience = 1.0 if group.process is None else PATIENCE
         self.background.timeout_secs = patience * self._options.timeout_secs
@@ -115,10 +126,17 @@ class Writer:
             started = time.time_ns()
             admitted = meeting.decide(functools.partial(self._admit, step, overwrite))
             described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
-            taken = take_apart(state, self._options.chunk_bytes, self._plan, group.process)
-            self._plan = taken.plan
-            job = Job(taken.plan, path, described, overwrite, self._options)
-            self._start(_Save(step, job, meeting, began), taken)
+            where = place or Place(group.index, group.count)
+            encoded = contents.encode(items or {}, where)
+            chunk_bytes, process = self._options.chunk_bytes, group.process
+            kept = as_saved(state, self._options.save_dtype)
+            taken = take_apart(kept, chunk_bytes, self._plan, process)
+            of_items, states = contents.take_items_apart(
+                encoded, where, chunk_bytes, self._item_plans, process
+            )
+            self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
+            job = Job(taken.plan, path, described, overwrite, self._options, tuple(of_items))
+            self._start(_Save(step, job, meeting, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:
         """The id of an attempt to save `step`, once that is known to be possible."""
@@ -137,19 +155,19 @@ class Writer:
         self.background.join()
         self.background.raise_failure()
 
-    def _start(self, save: _Save, state: State) -> None:
-        """Writes `state`, or sees to it that it is written whatever becomes of the state."""
+    def _start(self, save: _Save, states: Sequence[State]) -> None:
+        """Writes `states`, or sees to it that they are written whatever becomes of them."""
         limit = self._options.snapshot_bytes
         if not self._async:
-            self._write(save, stream(state, limit, copy=False))
-        elif limit is None or save.job.plan.held_bytes <= limit:
-            pieces = hold(state)
+            self._write(save, stream_all(states, limit, copy=False))
+        elif limit is None or save.job.held_bytes <= limit:
+            pieces = hold(*states)
             save.blocked = time.monotonic() - save.began
             self._begin(save, functools.partial(self._write, save, pieces))
         else:
             feed = Feed(limit // 2)
             self._begin(save, functools.partial(self._write_fed, save, feed))
-            went_on = feed.put_all(stream(state, limit // 2, copy=True))
+            went_on = feed.put_all(stream_all(states, limit // 2, copy=True))
             save.blocked = time.monotonic() - save.began
             feed.end()
             if not went_on:

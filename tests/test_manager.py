@@ -445,7 +445,7 @@ def test_the_report_tells_what_was_restored(run):
         ckpt.save(0, {"step": 3, "w": np.zeros(2)})
         ckpt.restore({"step": jnp.asarray(0), "w": np.ones(2)})
     assert ckpt.report.restored == ("step", "w")
-    assert ckpt.report.converted == (("step", "int", "int32[]"),)
+    assert ckpt.report.cast == (("step", "int", "int32[]"),)
     assert ckpt.report.nbytes == 24
 
 

@@ -36,13 +36,13 @@ class Generators:
             )
         seed = leaf.bit_generator.seed_seq
         seeds = _seed_to_json(seed) if isinstance(seed, np.random.SeedSequence) else None
-        return {"state": _to_json(leaf.bit_generator.state), "seed": seeds}
+        return {"state": to_json(leaf.bit_generator.state), "seed": seeds}
 
     def decode(self, spec: LeafSpec, stored: Any) -> np.random.Generator:
         """A new generator in that state; what it spawns is what the saved one would have."""
         seed = None if stored["seed"] is None else _seed_from_json(stored["seed"])
         bit_generator = BIT_GENERATORS[spec.impl](seed)
-        bit_generator.state = _from_json(stored["state"])
+        bit_generator.state = from_json(stored["state"])
         return np.random.Generator(bit_generator)
 
 
@@ -68,10 +68,11 @@ def _seed_from_json(data: Any) -> np.random.SeedSequence:
     )
 
 
-def _to_json(state: Any) -> Any:
+def to_json(state: Any) -> Any:
+    """The state of a bit generator as JSON."""
     match state:
         case dict():
-            return {key: _to_json(value) for key, value in state.items()}
+            return {key: to_json(value) for key, value in state.items()}
         case np.ndarray():
             return {"dtype": state.dtype.name, "values": state.tolist()}
         case str():
@@ -79,10 +80,11 @@ def _to_json(state: Any) -> Any:
     return hex(state)
 
 
-def _from_json(data: Any) -> Any:
+def from_json(data: Any) -> Any:
+    """The state that `to_json` wrote."""
     match data:
         case {"dtype": "uint32" | "uint64" as dtype, "values": list(values)}:
             return np.array(values, dtype)
         case dict():
-            return {key: _from_json(value) for key, value in data.items()}
+            return {key: from_json(value) for key, value in data.items()}
     return int(data, 16) if data.startswith(("0x", "-0x")) else data

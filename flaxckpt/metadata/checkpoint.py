@@ -14,6 +14,7 @@ import orjson
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
 from flaxckpt.metadata import limits, sealed_json
+from flaxckpt.metadata.items import ItemRecord, decode_items, encode_items
 from flaxckpt.metadata.tree import check_format
 from flaxckpt.storage import location
 from flaxckpt.storage.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
@@ -37,6 +38,7 @@ class CheckpointMetadata:
       committed_ns: when everything but the commit was done.
       metrics: the user's metrics, as floats.
       metadata: the user's own metadata, as JSON holds it.
+      items: what it holds beside the state, by name.
     """
 
     attempt: str
@@ -44,19 +46,22 @@ class CheckpointMetadata:
     committed_ns: int
     metrics: Mapping[str, float]
     metadata: Mapping[str, Any]
+    items: Mapping[str, ItemRecord] = dataclasses.field(default_factory=dict)
 
 
 def encode(checkpoint: CheckpointMetadata) -> bytes:
     """The contents of the file."""
+    readers = {name: item.orbax for name, item in checkpoint.items.items()}
+    items = {"items": encode_items(checkpoint.items)} if checkpoint.items else {}
     return sealed_json.seal(
         {
-            "item_handlers": {ITEM: _ORBAX_HANDLER},
+            "item_handlers": {ITEM: _ORBAX_HANDLER} | readers,
             "metrics": {name: _encode_float(v) for name, v in checkpoint.metrics.items()},
             "performance_metrics": {},
             "init_timestamp_nsecs": checkpoint.started_ns,
             "commit_timestamp_nsecs": checkpoint.committed_ns,
             "custom_metadata": dict(checkpoint.metadata)
-            | {_OURS: {"format": FORMAT_VERSION, "attempt": checkpoint.attempt}},
+            | {_OURS: {"format": FORMAT_VERSION, **items, "attempt": checkpoint.attempt}},
         }
     )
 
@@ -94,6 +99,7 @@ def read(path: Location) -> CheckpointMetadata:
             int(data["commit_timestamp_nsecs"]),
             {name: float(value) for name, value in data["metrics"].items()},
             custom,
+            decode_items(ours.get("items", {}), data.get("item_handlers", {})),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(

@@ -245,13 +245,28 @@ def initialise(
       rules: as for `abstract_state`.
     """
     stateful, graphs = nnx_objects.split(abstract)
-    shapes, treedef = jax.tree.flatten(stateful)
+    values = initial_leaves(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
+    return nnx_objects.merge(jax.tree.unflatten(jax.tree.structure(stateful), values), graphs)
+
+
+def initial_leaves(
+    init_fn: Callable[..., Any],
+    *args: Any,
+    abstract: Any,
+    mesh: Mesh | None = None,
+    rules: Rules | None = None,
+    positions: Sequence[int] | None = None,
+) -> Sequence[Any]:
+    """The leaves of `initialise`, or only those at `positions`: nothing else is computed."""
+    shapes = jax.tree.leaves(nnx_objects.split(abstract)[0])
+    chosen = range(len(shapes)) if positions is None else positions
     bound, arrays = _bind(init_fn, args)
 
     def leaves(*arrays: Any) -> list[Any]:
         # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
-        return jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
+        found = jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
+        return [found[i] for i in chosen]
 
-    jitted = jax.jit(leaves, out_shardings=[shape.sharding for shape in shapes])
-    values = _in_context(lambda: jitted(*_reachable(arrays, mesh)), mesh, rules)
-    return nnx_objects.merge(jax.tree.unflatten(treedef, values), graphs)
+    jitted = jax.jit(leaves, out_shardings=[shapes[i].sharding for i in chosen])
+    made: Sequence[Any] = _in_context(lambda: jitted(*_reachable(arrays, mesh)), mesh, rules)
+    return made

@@ -25,6 +25,11 @@ class Region(NamedTuple):
     start: Shape
     shape: Shape
 
+    @property
+    def slices(self) -> tuple[Any, ...]:
+        """As an index of the whole array; it never gives a scalar."""
+        return (*(slice(s, s + n) for s, n in zip(self.start, self.shape, strict=True)), ...)
+
     def within(self, outer: Region) -> tuple[Any, ...]:
         """As an index of the region `outer`, which contains it; it never gives a scalar."""
         pairs = zip(self.start, self.shape, outer.start, strict=True)

@@ -8,6 +8,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import flax.linen as nn
+import jax
 from flax.core import meta as flax_meta
 from jax.sharding import PartitionSpec
 
@@ -84,3 +85,15 @@ def _names(entry: Any) -> tuple[str, ...]:
     if entry is None or entry is PartitionSpec.UNCONSTRAINED:
         return ()
     return (entry,) if isinstance(entry, str) else tuple(entry)
+
+
+def describe_sharding(sharding: jax.sharding.Sharding | None) -> Any:
+    """A sharding by the names of its mesh axes, as JSON; `None` for a single device."""
+    if not isinstance(sharding, jax.sharding.NamedSharding):
+        return None
+    mesh = {
+        "axis_names": [str(name) for name in sharding.mesh.axis_names],
+        "shape": list(sharding.mesh.devices.shape),
+    }
+    spec = [list(map(str, p)) if isinstance(p, tuple) else p and str(p) for p in sharding.spec]
+    return {"mesh": mesh, "spec": spec}

@@ -31,19 +31,30 @@ from flaxckpt.storage.bucket import BucketPath
 
 # What a dead process may still have written after the others had cleaned up: names that are only
 # ours, and those whose contents tell.
-_CERTAIN = re.compile(rf"{layout.ITEM}/{layout.CHILD}\d+-[0-9a-f]{{12}}/.*")
+_CERTAIN = re.compile(
+    rf"{layout.TREE}/{layout.CHILD}\d+-[0-9a-f]{{12}}/.*"
+    rf"|{layout.ITEM_NAME}/process_\d+-of-\d+-[0-9a-f]{{12}}[./].+"
+)
 # Names that no two attempts give.
-_UNIQUE = re.compile(rf"{_CERTAIN.pattern}|{layout.ITEM}/d/[0-9a-f]+")
-_TELLING = {
-    layout.COMMIT_SUCCESS: re.compile(rb"[0-9a-f]{12}"),
-    f"{layout.ITEM}/{layout.COMMIT_SUCCESS}": re.compile(re.escape(layout.ITEM_MARKER)),
-    layout.CHECKPOINT_METADATA: re.compile(rb'.*"flaxckpt":.*', re.DOTALL),
-    f"{layout.ITEM}/{layout.TREE_METADATA}": re.compile(rb'.*"flaxckpt":.*', re.DOTALL),
-}
-# And beside one of these, also what Orbax may have written.
+_UNIQUE = re.compile(rf"{_CERTAIN.pattern}|{layout.TREE}/d/[0-9a-f]+")
+_TELLING = (
+    (re.compile(re.escape(layout.COMMIT_SUCCESS)), re.compile(rb"[0-9a-f]{12}")),
+    (
+        re.compile(rf"{layout.ITEM_NAME}/{re.escape(layout.COMMIT_SUCCESS)}"),
+        re.compile(re.escape(layout.ITEM_MARKER)),
+    ),
+    (
+        re.compile(rf"{layout.CHECKPOINT_METADATA}|{layout.TREE}/{layout.TREE_METADATA}"),
+        re.compile(rb'.*"flaxckpt":.*', re.DOTALL),
+    ),
+)
+# And beside one of these, also what Orbax may have written, and the files of items.
 _COMMON = re.compile(
-    rf"{layout.ITEM}/({layout.SHARDING}|{re.escape(layout.STRINGS)}|{layout.MANIFEST}"
+    rf"{layout.TREE}/({layout.SHARDING}|{re.escape(layout.STRINGS)}|{layout.MANIFEST}"
     rf"|{layout.ARRAY_METADATAS}/process_0|d/[0-9a-f]+)"
+    rf"|{layout.ITEM_NAME}/({layout.JSON_FILE}|{re.escape(layout.PROTO_FILE)}"
+    rf"|{layout.USER_FILES}/.+|process_\d+-of-\d+[./].+"
+    rf"|({layout.JAX_KEY}|{layout.NUMPY_KEY})_metadata/{layout.JSON_FILE})"
 )
 
 
@@ -94,9 +105,10 @@ def _claim(final: BucketPath, attempt: str, *, overwrite: bool) -> None:
 
 def _is_certain(final: BucketPath, name: str) -> bool:
     """Whether an object can only be flaxckpt's."""
-    if (pattern := _TELLING.get(name)) is None:
-        return _CERTAIN.fullmatch(name) is not None
-    return pattern.fullmatch((final / name).read() or b"") is not None
+    for names, contents in _TELLING:
+        if names.fullmatch(name):
+            return contents.fullmatch((final / name).read() or b"") is not None
+    return _CERTAIN.fullmatch(name) is not None
 
 
 def committed_by(final: BucketPath) -> str | None:

@@ -17,6 +17,15 @@ COMMIT_SUCCESS = "commit_success.txt"
 ITEM_MARKER = b"the marker is that of the step"
 ITEM = "state"
 
+# Beside it, each in a directory of its name:
+ITEM_NAME = "[A-Za-z][A-Za-z0-9_]*"
+# Where in an item Orbax has the tree of a random key, and what it wants to know of it.
+JAX_KEY, NUMPY_KEY = "jax_random_key", "np_random_key"
+# Every directory that may hold a tree.
+TREE = rf"{ITEM_NAME}(?:/(?:{JAX_KEY}|{NUMPY_KEY}))?"
+# In an item: what an Orbax handler of JSON reads, and the files of the user's handlers.
+JSON_FILE, PROTO_FILE, USER_FILES = "metadata", "proto.pbtxt", "files"
+
 CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCESS, ITEM})
 
 # In a bucket, next to the checkpoints:
@@ -39,6 +48,7 @@ CHILD = "ocdbt.process_"
 ATTEMPT_KEY = "flaxckpt.attempt"
 
 _STEP = re.compile(r"0|[1-9][0-9]*")
+_OWN = re.compile(r"process_([0-9]+)-of-([0-9]+)(?:-[0-9a-f]{12})?([./].+)")
 _TEMPORARY = re.compile(r"(.+)\.flaxckpt-tmp-(.+)-([0-9a-f]{12})")
 
 
@@ -50,6 +60,29 @@ def step_name(step: int) -> str:
 def parse_step(name: str) -> int | None:
     """The step of a directory name; `None` for every other name."""
     return int(name) if _STEP.fullmatch(name) else None
+
+
+def may_be_item(name: str) -> bool:
+    """Whether a directory of this name may be an item of a checkpoint."""
+    return re.fullmatch(ITEM_NAME, name) is not None
+
+
+def own_file(index: int, count: int, suffix: str, attempt: str = "") -> str:
+    """The file in an item that process `index` of `count` has to itself.
+
+    Args:
+      index: of the process.
+      count: of all processes.
+      suffix: begins with a dot, or with a slash for a file in a directory of the process's own.
+      attempt: of the save, for a name that no other attempt gives.
+    """
+    return f"process_{index}-of-{count}{attempt and '-'}{attempt}{suffix}"
+
+
+def parse_own_file(name: str) -> tuple[int, int, str] | None:
+    """Index, count and suffix of the name of a process's own file; `None` for every other."""
+    found = _OWN.fullmatch(name)
+    return (int(found[1]), int(found[2]), found[3]) if found else None
 
 
 def new_attempt() -> str:

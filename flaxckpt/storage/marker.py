@@ -123,9 +123,11 @@ def unfinished(path: Path) -> tuple[str, str] | None:
     """
     if is_committed(path):
         return None
-    names = {entry.name for entry in path.iterdir()}
+    entries = list(path.iterdir())
+    items = {entry.name for entry in entries if entry.is_dir() and layout.may_be_item(entry.name)}
+    names = {entry.name for entry in entries}
     host = _claimant(path)[1]
-    if not names <= layout.CHECKPOINT_ENTRIES or (not host and names != {layout.CLAIM}):
+    if not names <= layout.CHECKPOINT_ENTRIES | items or (not host and names != {layout.CLAIM}):
         return None
     return (path.name, host or layout.host_name())
 

@@ -1,59 +1,130 @@
-"""Matching the leaves of a checkpoint and of a target by their names. Pure decisions."""
+"""Matching the leaves of a checkpoint and of a target. Pure decisions."""
 
 from __future__ import annotations
 
 import difflib
-from collections.abc import Callable, Iterable, Mapping
-from typing import Any
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence, Set
+from typing import Any, NamedTuple, Protocol
 
 from flaxckpt.errors import Mismatch
+from flaxckpt.tree.pairing import Pairs
 
 # More rows than this are listed without a guess at what was meant: guessing is slow.
 MAX_GUESSES = 50
+NO_EMPTIES: Mapping[str, str] = {}
+
+
+class Typed(Protocol):
+    """A leaf whose type may have to be computed first."""
+
+    @property
+    def spec(self) -> Any:
+        """Its type; `str(spec)` is shown."""
+
+
+class Sides(NamedTuple):
+    """The two sides of a match.
+
+    Attributes:
+      saved: the leaves of the checkpoint, by name. The type of one is only asked for when it is
+        compared or shown.
+      target: the type of each leaf of the target, by name.
+      saved_empties: what the empty node of the checkpoint in the place of a leaf is, by its name.
+      target_empties: the same for the target.
+      in_optimizer: leaves of optimizers, of which one is never meant for another.
+    """
+
+    saved: Mapping[str, Typed]
+    target: Mapping[str, Any]
+    saved_empties: Mapping[str, str] = NO_EMPTIES
+    target_empties: Mapping[str, str] = NO_EMPTIES
+    in_optimizer: Set[str] = frozenset()
+
+
+class Gaps(NamedTuple):
+    """What a restore may leave open, by name."""
+
+    initialises: Callable[[str], bool] = lambda name: False
+    ignores: Callable[[str], bool] = lambda name: False
+
+
+class Match(NamedTuple):
+    """What a match found.
+
+    Attributes:
+      mismatches: every leaf on which the two disagree, in the target's order.
+      initialised: leaves of the target that the checkpoint lacks, which is allowed.
+      ignored: leaves of the checkpoint that the target lacks, which is allowed.
+    """
+
+    mismatches: Sequence[Mismatch]
+    initialised: Sequence[str]
+    ignored: Sequence[str]
 
 
 def match(
-    saved: Mapping[str, Any],
-    target: Mapping[str, Any],
-    problem: Callable[[Any, Any], str],
-    *,
-    saved_empties: Mapping[str, str] | None = None,
-    target_empties: Mapping[str, str] | None = None,
-) -> list[Mismatch]:
-    """Every leaf on which a checkpoint and a target disagree, in the target's order.
+    sides: Sides, pairs: Pairs, problem: Callable[[Any, Any], str], gaps: Gaps = Gaps()
+) -> Match:
+    """Compares a checkpoint with a target.
 
     Args:
-      saved: the spec of each leaf of the checkpoint, by name; `str(spec)` is shown.
-      target: the same for the target.
-      problem: why one spec does not fit the other; `""` when it does.
-      saved_empties: what each empty node of the checkpoint is, by name.
-      target_empties: the same for the target.
-
-    Example:
-      >>> [m.problem for m in match({"a": "int"}, {"b": "int"}, lambda saved, target: "")]
-      ['missing', 'unexpected']
+      sides: the two.
+      pairs: which leaf belongs to which.
+      problem: why one type does not fit the other; `""` when it does.
+      gaps: what may be missing. An empty node in the place of an array never is.
     """
-    unexpected = [name for name in saved if name not in target]
-    guess = _Guess({name: str(saved[name]) for name in unexpected})
-    rows = []
-    for name, spec in target.items():
-        if name not in saved:
-            side = (saved_empties or {}).get(name, "-")
-            rows.append(Mismatch("missing", name, side, str(spec), guess(name, str(spec))))
-        elif why := problem(saved[name], spec):
-            rows.append(Mismatch(why, name, str(saved[name]), str(spec)))
-    for name in unexpected:
-        side = (target_empties or {}).get(name, "-")
-        rows.append(Mismatch("unexpected", name, str(saved[name]), side))
-    return rows
+    used = set(pairs.saved.values()).union(*pairs.candidates.values())
+    left = [name for name in sides.saved if name not in used]
+    candidates = [name for name in left if name not in sides.in_optimizer]
+    guess = _Guess({name: sides.saved[name] for name in candidates})
+    rows, initialised, ignored = [], [], []
+    for name, wanted in sides.target.items():
+        saved = pairs.saved.get(name)
+        if saved is not None:
+            if why := problem(sides.saved[saved].spec, wanted):
+                as_saved = "" if saved == name else f"(saved as {saved})"
+                rows.append(
+                    Mismatch(why, name, str(sides.saved[saved].spec), str(wanted), as_saved)
+                )
+        elif name in pairs.candidates:
+            note = f"(may be {' or '.join(pairs.candidates[name])})"
+            rows.append(Mismatch("ambiguous", name, "-", str(wanted), note))
+        elif (empty := sides.saved_empties.get(name)) is not None:
+            note = _masked(empty, "checkpoint")
+            rows.append(Mismatch("empty", name, empty, str(wanted), note))
+        elif gaps.initialises(name):
+            initialised.append(name)
+        else:
+            note = "" if name in sides.in_optimizer else guess(name, str(wanted))
+            rows.append(Mismatch("missing", name, "-", str(wanted), note))
+    for name in left:
+        if (empty := sides.target_empties.get(name)) is not None:
+            spec = str(sides.saved[name].spec)
+            rows.append(Mismatch("empty", name, spec, empty, _masked(empty, "target")))
+        elif gaps.ignores(name):
+            ignored.append(name)
+        else:
+            rows.append(Mismatch("unexpected", name, str(sides.saved[name].spec), "-"))
+    return Match(rows, initialised, ignored)
+
+
+def _masked(empty: str, side: str) -> str:
+    """What is to be said of a node that stands for a masked parameter."""
+    return f"(masked in the {side})" if empty.startswith("MaskedNode") else ""
 
 
 class _Guess:
     """Guesses which leaf of the checkpoint a missing one was meant to be."""
 
-    def __init__(self, candidates: Mapping[str, str]):
-        self._candidates = candidates
+    def __init__(self, candidates: Mapping[str, Typed]):
+        self._leaves = candidates
         self._left = MAX_GUESSES
+
+    @functools.cached_property
+    def _candidates(self) -> dict[str, str]:
+        """The types of the candidates."""
+        return {name: str(leaf.spec) for name, leaf in self._leaves.items()}
 
     def __call__(self, name: str, spec: str) -> str:
         """`(did you mean ...?)`, preferring leaves of the same type; or nothing."""

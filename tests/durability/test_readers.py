@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt import errors, leaf_values, reading
+from flaxckpt import checkpoint, errors, lazy_reads, reading
 from flaxckpt.metadata import sealed_json
 from flaxckpt.spans import DIRECT_BYTES
 from tests.durability.children import child
@@ -122,10 +122,10 @@ def delete_before(monkeypatch, run, module, name, *, call=1, values=0):
 # How far reading has got when the step is deleted.
 MOMENTS = {
     "when it was opened": (sealed_json, "unseal", {}),
-    "before its database is opened": (reading, "read_index", {}),
+    "before its database is opened": (checkpoint, "read_index", {}),
     "before its first chunk is read": (reading, "read_span", {}),
     "after its first chunk was read": (reading, "read_span", {"call": 2}),
-    "after its first arrays were read": (leaf_values, "read_arrays", {"values": 1}),
+    "after its first arrays were read": (lazy_reads, "read_arrays", {"values": 1}),
 }
 SMALL = flaxckpt.Options(chunk_bytes=1, max_host_bytes=4)
 

@@ -86,6 +86,36 @@ def test_the_language_model_restores_on_every_mesh(tmp_path):
     assert [info.spec for info in embeddings] == [("model", "data")] * 2
 
 
+def test_a_run_begins_with_the_orbax_checkpoint_of_another(tmp_path):
+    first = run_example("warm_start_bigger_head.py", tmp_path, "--workdir", "here")
+    assert first.startswith("started\nrestored 4 leaves, 10 initialised, 9 ignored")
+    before, after = map(int, re.findall(r"at step \d+: (\d+)% of all digits right", first))
+    assert 45 <= before <= 50 < 95 < after
+    second = run_example("warm_start_bigger_head.py", tmp_path, "--workdir", "here")
+    assert second.startswith("resumed from step 29\nrestored 14 leaves")
+    assert "initialised" not in second
+    assert re.findall(r"at step (\d+):", first + second) == ["0", "30", "30", "60"]
+    assert final(tmp_path / "here" / "run")["params"]["head"]["kernel"].shape == (128, 10)
+
+
+def test_a_checkpoint_of_t5x_is_restored_in_slices(tmp_path):
+    output = run_example("from_t5x.py", tmp_path, "--workdir", "here")
+    for name in ("parameter", "moment"):
+        where = rf"{name} of \(32, 64\) as P.*\('data', 'model'\): \(8, 32\) on each device\n"
+        assert re.search(where, output)
+    assert output.splitlines()[-1] == "goes on at step 1000, Adam at 1000: (1, 8, 32)"
+    assert flaxckpt.restore(tmp_path / "here" / "checkpoint_1000")["step"] == 1000
+
+
+def test_a_model_goes_out_to_safetensors_and_in_again(tmp_path):
+    output = run_example("safetensors_in_out.py", tmp_path, "--workdir", "here")
+    names = re.findall(r"(model\.\w+\.\w+) bfloat16", output)
+    layers = ("hidden", "out")
+    assert sorted(names) == [f"model.{n}.{p}" for n in layers for p in ("bias", "kernel")]
+    found = re.search(r"read at step 0: float32 .*'model'.*, (\d+)% right\n", output)
+    assert int(found.group(1)) > 80
+
+
 def test_a_preempted_job_is_resumed_by_another_number_of_processes(tmp_path):
     output = run_example("many_processes.py", tmp_path, "--workdir", "run")
     preempted_at = int(re.search(r"preempted at step (\d+)", output).group(1))

@@ -129,16 +129,16 @@ def train_during_a_slow_save(context, url, options, slow):
     x = jax.make_array_from_callback((8, 64), rows, lambda index: np.ones((8, 64))[index])
     step = jax.jit(lambda x: x - 0.01 * jnp.mean(x), out_shardings=rows)
     x = step(x).block_until_ready()
-    write_part = writing._write_part
+    write_share = writing._write_share
 
     def slowly(*args):
         context.mark("slow")
         time.sleep(SLOW_SECS)
-        return write_part(*args)
+        return write_share(*args)
 
     with jobs.manager(url, options) as ckpt:
         if context.index == slow:
-            writing._write_part = slowly
+            writing._write_share = slowly
         began = time.monotonic()
         ckpt.save(1, {"x": x})
         for _ in range(100):

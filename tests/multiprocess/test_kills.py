@@ -56,7 +56,7 @@ EVERYBODY = {
     "after the decision": Point("flaxckpt.writer.write"),
     "before its data": Point("flaxckpt.storage.tensorstore_io.write_all"),
     "after its data": Point("flaxckpt.storage.tensorstore_io.write_all", after=True),
-    "after its part": Point("flaxckpt.writing._write_part", after=True),
+    "after its part": Point("flaxckpt.writing._write_share", after=True),
 }
 LEADER = EVERYBODY | {
     "before the others begin": Point("flaxckpt.agreement.Meeting.say", note="^begun$"),

@@ -355,10 +355,36 @@ def test_what_somebody_else_has_there_is_not_touched(name):
     assert bucket.contents() == before
 
 
-def test_what_a_dead_process_wrote_too_late_is_removed():
+CHILD = f"{layout.CHILD}1-{ZOMBIE}"
+LATE = ["state", "ema", "rng/jax_random_key", "old/np_random_key"]
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        *(f"{tree}/{CHILD}/d/0123" for tree in LATE),
+        f"data/process_1-of-2-{ZOMBIE}.json",
+        f"data/process_11-of-20-{ZOMBIE}/state.index",
+    ],
+)
+def test_what_a_dead_process_wrote_too_late_is_removed(name):
     bucket = Memory()
     final = BucketPath(bucket, STEP)
-    child = final / layout.ITEM / f"{layout.CHILD}1-{ZOMBIE}" / "d" / "0123"
-    child.create(b"late")
+    (final / name).create(b"late")
+    # Beside it, what only another writer's metadata or nobody's explain.
+    others = ["config/metadata", "data/process_0-of-2.json", "user/files/a/b", "ema/_sharding"]
+    for other in others:
+        (final / other).create(b"late")
     assert saved(final, TAKER) == TAKER
-    assert child.read() is None
+    assert [(final / other).read() for other in (name, *others)] == [None] * 5
+
+
+@pytest.mark.parametrize("name", ["data/notes.txt", "ema/model.pt", "a/b/metadata", "metadata"])
+def test_what_may_be_somebody_elses_is_not_touched_beside_it(name):
+    bucket = Memory()
+    final = BucketPath(bucket, STEP)
+    (final / layout.ITEM / CHILD / "d" / "0123").create(b"late")
+    (final / name).create(b"precious")
+    with pytest.raises(errors.DirectoryError, match=re.escape(name)):
+        saved(final, TAKER)
+    assert (final / name).read() == b"precious"

@@ -1,0 +1,1 @@
+"""Readers of the formats that other libraries write: one file a format."""

@@ -1,0 +1,73 @@
+"""Where parts of an array lie that is one piece of a file, in C order. Pure arithmetic."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterable, Iterator
+
+from flaxckpt.sharding.chunks import Region, Shape
+
+
+def leading_rows(shape: Shape, itemsize: int, limit: int) -> Shape:
+    """The part of an array that is one piece of the file and has at most `limit` bytes.
+
+    It has one element at the least, and in every axis.
+
+    Example:
+      >>> leading_rows((10, 1024, 1024), 4, 1 << 20)
+      (1, 256, 1024)
+    """
+    rows = [1] * len(shape)
+    size = itemsize
+    for axis in reversed(range(len(shape))):
+        rows[axis] = max(1, min(shape[axis], limit // size))
+        if rows[axis] < shape[axis]:
+            break
+        size *= max(1, shape[axis])
+    return tuple(rows)
+
+
+def runs(part: Region, shape: Shape, itemsize: int, gap: int = 0) -> Iterator[tuple[int, int]]:
+    """The bytes of a part of an array: start and end of each run, from the start of the array.
+
+    Args:
+      part: not empty.
+      shape: of the array.
+      itemsize: bytes of an element.
+      gap: what lies between two runs and has at most so many bytes joins them.
+
+    Example:
+      >>> list(runs(Region((2, 1), (2, 3)), (4, 5), 1))
+      [(11, 14), (16, 19)]
+      >>> list(runs(Region((2, 1), (2, 3)), (4, 5), 1, gap=2))
+      [(11, 19)]
+    """
+    start, stride, extent = 0, itemsize, itemsize
+    steps: list[range] = []
+    for axis in reversed(range(len(shape))):
+        start += part.start[axis] * stride
+        count = part.shape[axis]
+        if not steps and stride - extent <= gap:
+            extent += (count - 1) * stride
+        elif count > 1:
+            steps.insert(0, range(0, count * stride, stride))
+        stride *= shape[axis]
+    for offsets in itertools.product(*steps):
+        found = start + sum(offsets)
+        yield found, found + extent
+
+
+def joined(found: Iterable[tuple[int, int]], gap: int) -> list[tuple[int, int]]:
+    """Runs in their order, without overlaps; what is at most `gap` bytes apart is one.
+
+    Example:
+      >>> joined([(8, 9), (0, 4), (2, 6)], gap=1)
+      [(0, 6), (8, 9)]
+    """
+    result: list[tuple[int, int]] = []
+    for start, end in sorted(found):
+        if result and start - result[-1][1] <= gap:
+            result[-1] = (result[-1][0], max(end, result[-1][1]))
+        else:
+            result.append((start, end))
+    return result

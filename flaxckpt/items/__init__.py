@@ -1,0 +1,1 @@
+"""Named things in a checkpoint beside the state: iterators, configurations, random generators."""

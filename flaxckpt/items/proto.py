@@ -1,0 +1,71 @@
+"""Protocol buffers, in text format. Nothing of them is imported here before the user has."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from flaxckpt.errors import ItemError
+from flaxckpt.items.encoded import Encoded, Place, about
+from flaxckpt.items.saved import SavedItem
+from flaxckpt.storage import layout
+
+
+class Protos:
+    """Messages of any type."""
+
+    def knows(self, value: Any, place: Place) -> bool:
+        """Without the module there is no message."""
+        del place
+        module = sys.modules.get("google.protobuf.message")
+        return module is not None and isinstance(value, module.Message)
+
+    def encode(self, value: Any) -> Encoded:
+        """The file that Orbax's handler of messages reads when it is given the class."""
+        from google.protobuf import text_format
+
+        text = text_format.MessageToString(value)
+        try:
+            again = text_format.Parse(text, type(value)())
+        except text_format.ParseError as error:
+            raise ItemError(f"text format does not give it back: {error}") from None
+        if _wire(again) != _wire(value):
+            raise ItemError(
+                "text format does not give it back, for example because it has unknown fields. "
+                "Save its SerializeToString() in a handler of your own (register_item_handler)."
+            )
+        details = {"message": value.DESCRIPTOR.full_name}
+        return Encoded(about("proto") | {layout.PROTO_FILE: text.encode()}, details=details)
+
+    def read(self, saved: SavedItem, target: Any) -> Callable[[], Any]:
+        """Needs a message, which is set, or the class of one."""
+        from google.protobuf import text_format
+
+        kind, found = saved.detail("message"), getattr(target, "DESCRIPTOR", None)
+        if found is None or found.full_name != kind:
+            raise ItemError(
+                f"the item {saved.name} is a message {kind}. Give an object or the class of that "
+                f"as its target, not {target!r:.80}."
+            )
+        text = saved.file(layout.PROTO_FILE).decode()
+        cls = target if isinstance(target, type) else type(target)
+        try:
+            message = text_format.Parse(text, cls())
+        except text_format.ParseError as error:
+            raise ItemError(
+                f"the item {saved.name} does not fit the message {kind} of this program: {error}"
+            ) from None
+        return lambda: message if isinstance(target, type) else _set(target, message)
+
+
+def _wire(message: Any) -> bytes:
+    """The message as bytes, the same for equal messages."""
+    encoded: bytes = message.SerializePartialToString(deterministic=True)
+    return encoded
+
+
+def _set(target: Any, message: Any) -> Any:
+    """`target`, which is `message` now."""
+    target.CopyFrom(message)
+    return target

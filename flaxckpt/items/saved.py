@@ -1,0 +1,141 @@
+"""An item of an open checkpoint, for the handler that reads it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any
+
+import crc32c
+
+from flaxckpt.checkpoint import Checkpoint, open_item
+from flaxckpt.errors import CorruptCheckpointError, ItemError, StoreError
+from flaxckpt.fit import Fit
+from flaxckpt.items.encoded import Place
+from flaxckpt.metadata.items import ItemRecord
+from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.options import Options
+from flaxckpt.restore import restore_tree
+from flaxckpt.storage import layout
+from flaxckpt.storage.location import Location, read_file
+
+
+@dataclasses.dataclass(frozen=True)
+class SavedItem:
+    """One item of a checkpoint.
+
+    Attributes:
+      name: its name.
+      record: what the checkpoint says of it.
+      checkpoint: the checkpoint.
+      place: the process that reads.
+      options: how to read.
+    """
+
+    name: str
+    record: ItemRecord
+    checkpoint: Checkpoint
+    place: Place
+    options: Options
+
+    def file(self, name: str) -> bytes:
+        """The bytes of one of its files.
+
+        Raises:
+          CorruptCheckpointError: when they are not what was written.
+        """
+        if (file := self.record.files.get(name)) is None:
+            raise self.damage(f"its file {name} is not listed")
+        data, problem = checked(self.checkpoint.path / self.name / name, file)
+        if problem:
+            raise self.damage(f"its file {name} {problem}")
+        return data
+
+    def files(self, directory: str) -> dict[str, bytes]:
+        """Its files in one of its directories, by their names there."""
+        start = f"{directory}/"
+        names = [name for name in self.record.files if name.startswith(start)]
+        return {name[len(start) :]: self.file(name) for name in names}
+
+    def own(self, *, is_shared: bool = False) -> dict[str, bytes]:
+        """What this process wrote for itself, by the ends of the names.
+
+        Args:
+          is_shared: whether another process's will do, when all wrote the same.
+
+        Raises:
+          ItemError: when another number of processes wrote it.
+        """
+        index, files = self.place.index, self._own_files()
+        count = max(n for _, n in files)
+        if count != self.place.count:
+            if not is_shared or not self._is_same(files, count):
+                raise ItemError(self._other_count(count))
+            index = 0
+        if (index, count) not in files:
+            raise self.damage(f"it has no file of process {index} of {count}")
+        return {suffix: self.file(name) for suffix, name in files[index, count].items()}
+
+    def _own_files(self) -> Mapping[tuple[int, int], dict[str, str]]:
+        """The names of the files of each process, by the ends of the names."""
+        files: dict[tuple[int, int], dict[str, str]] = {}
+        for name in self.record.files:
+            if (found := layout.parse_own_file(name)) is not None:
+                index, count, suffix = found
+                files.setdefault((index, count), {})[suffix] = name
+        if not files:
+            raise self.damage("it has no file of any process")
+        return files
+
+    def _is_same(self, files: Mapping[tuple[int, int], dict[str, str]], count: int) -> bool:
+        """Whether all of `count` processes wrote the same."""
+        found = [
+            {suffix: self.record.files[name] for suffix, name in names.items()}
+            for names in files.values()
+        ]
+        return len(found) == count and all(one == found[0] for one in found)
+
+    def _other_count(self, count: int) -> str:
+        """Says that another number of processes wrote it."""
+        return (
+            f"the item {self.name} at {self.checkpoint.path} was saved by {count} "
+            f"process{'es' * (count != 1)}, each with a state of its own, and this job has "
+            f"{self.place.count}. Restore with {count}, or leave {self.name!r} out of items= and "
+            "start it anew."
+        )
+
+    def tree(self, target: Any = None) -> Any:
+        """Its tree, like `target`.
+
+        Raises:
+          StructureMismatchError: when it does not fit the target.
+          CorruptCheckpointError: when it is damaged.
+        """
+        source = open_item(self.checkpoint, self.name)
+        return restore_tree(source, target, Fit(), self.options)[0]
+
+    def detail(self, name: str) -> str:
+        """What the record says under `name`, which is a string."""
+        return str(self.record.details.get(name))
+
+    def damage(self, what: str) -> CorruptCheckpointError:
+        """The error that says what is wrong with it."""
+        return CorruptCheckpointError(
+            f"the item {self.name} at {self.checkpoint.path} is damaged: {what}. "
+            "Restore another step."
+        )
+
+
+def checked(path: Location, file: SavedFile) -> tuple[bytes, str]:
+    """The bytes of a file of an item, and what is wrong with them, if anything is."""
+    try:
+        data = read_file(path, file.size)
+    except StoreError:
+        raise
+    except FileNotFoundError:
+        return b"", "is missing"
+    except OSError as error:
+        return b"", f"cannot be read: {error}"
+    if len(data) != file.size:
+        return b"", f"has {len(data)} bytes instead of {file.size}"
+    return data, "" if crc32c.crc32c(data) == file.crc32c else "does not match its checksum"

@@ -1,0 +1,60 @@
+"""Saving floats with fewer bits than the state has."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxckpt.leaves.array import is_key_dtype
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.tree import nnx_objects
+from flaxckpt.tree.structure import flatten
+
+# One dtype for all floating arrays, or dtypes by pattern (`re.fullmatch`) over key paths.
+SaveDtype = str | Mapping[str, str]
+
+
+def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
+    """`tree` with its floating arrays as they are to be saved; nothing else changes.
+
+    Example:
+      >>> tree = {"w": np.ones(2, np.float32), "step": 3}
+      >>> as_saved(tree, {"w|b": "float16"})["w"].dtype, as_saved(tree, None) is tree
+      (dtype('float16'), True)
+    """
+    if wanted is None:
+        return tree
+    stateful = nnx_objects.split(tree)[0]
+    flat = flatten(stateful)
+    pairs = zip(flat.leaves, flat.names, strict=True)
+    cast = [_cast(leaf, name, wanted) for leaf, name in pairs]
+    return jax.tree.unflatten(jax.tree.structure(stateful), cast)
+
+
+def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
+    """The leaf `name` as it is saved."""
+    dtype = wanted if isinstance(wanted, str) else _first(wanted, name)
+    if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
+        return leaf
+    is_float = jax.dtypes.issubdtype(leaf.dtype, np.floating)
+    return leaf.astype(parse_dtype(dtype)) if is_float else leaf
+
+
+def _first(wanted: Mapping[str, str], name: str) -> str | None:
+    """What the first pattern that matches says."""
+    return next((dtype for key, dtype in wanted.items() if re.fullmatch(key, name)), None)
+
+
+def check_save_dtype(wanted: SaveDtype) -> None:
+    """Refuses what names no floating dtype.
+
+    Raises:
+      ValueError: in that case.
+    """
+    for name in [wanted] if isinstance(wanted, str) else wanted.values():
+        if not jax.dtypes.issubdtype(parse_dtype(name), np.floating):
+            raise ValueError(f"Options.save_dtype names {name!r}, which is no floating dtype")

@@ -1,0 +1,113 @@
+"""Arrays of other sizes: padded, or cut."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from flaxckpt.errors import RuleError
+from flaxckpt.leaf import Content, Leaf
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.lazy import LazyArray
+from flaxckpt.sharding.chunks import Region, Shape
+from flaxckpt.transforms.rule import State, Target, array_of, matches
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize:
+    """Gives arrays the shape that they have in the target: an embedding of a larger vocabulary.
+
+    What both have in common, from index 0 on, stays where it is.
+
+    Attributes:
+      pattern: a regular expression.
+      pad: the value of new elements; without it an axis must not grow.
+      truncate: whether an axis may lose its last elements.
+      optional: whether it may match nothing.
+
+    Example:
+      >>> import numpy as np
+      >>> flaxckpt.save(tmp_path / "old", {"embedding": np.ones((2, 2))})
+      >>> rule = flaxckpt.Resize("embedding", pad=0)
+      >>> target = {"embedding": np.zeros((3, 2))}
+      >>> flaxckpt.restore(tmp_path / "old", target, transforms=[rule])["embedding"].sum(axis=1)
+      array([2., 2., 0.])
+    """
+
+    pattern: str
+    pad: float | None = None
+    truncate: bool = False
+    optional: bool = False
+
+    def __call__(self, state: State, target: Target) -> State:
+        """The state with the arrays as large as those of the target."""
+        found = matches(self, self.pattern, state, self.optional)
+        return {
+            name: self._resized(leaf, np.shape(target[name]))
+            if name in found and name in target
+            else leaf
+            for name, leaf in state.items()
+        }
+
+    def _resized(self, leaf: Leaf, shape: Shape) -> Leaf:
+        """`leaf` with `shape`.
+
+        Raises:
+          RuleError: when that is not allowed.
+        """
+        array = array_of(self, leaf)
+        pairs = list(zip(array.shape, shape, strict=False))
+        if len(array.shape) != len(shape):
+            why = "has another number of axes"
+        elif self.pad is None and any(new > old for old, new in pairs):
+            why = "would have to grow, and no pad= is given"
+        elif not self.truncate and any(new < old for old, new in pairs):
+            why = "would have to be cut, and truncate=True is not given"
+        else:
+            resized = Resized(array, shape, 0.0 if self.pad is None else self.pad)
+            spec = leaf.spec._replace(shape=shape, weak_type=False)
+            return Leaf(leaf.name, Content(spec, resized), origin=leaf.origin)
+        raise RuleError(
+            f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
+        )
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resized:
+    """An array with other sizes along its axes."""
+
+    array: LazyArray
+    shape: Shape
+    pad: float
+
+    @property
+    def dtype(self) -> str:
+        """As it is."""
+        return self.array.dtype
+
+    @property
+    def chunks(self) -> Shape:
+        """As they are."""
+        return self.array.chunks
+
+    @property
+    def sharding(self) -> Any:
+        """Nobody sharded it like this."""
+        return None
+
+    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        """Reads what there is of the regions."""
+        return [self._read(region) for region in regions]
+
+    def _read(self, region: Region) -> np.ndarray:
+        """One region: what the array has of it, and the padding."""
+        values = np.full(region.shape, self.pad, parse_dtype(self.dtype))
+        ends = zip(region.start, region.shape, self.array.shape, strict=True)
+        there = tuple(max(0, min(start + size, end) - start) for start, size, end in ends)
+        if 0 not in there:
+            part = Region(region.start, there)
+            values[tuple(slice(size) for size in there)] = self.array.read([part])[0]
+        return values

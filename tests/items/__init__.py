@@ -1,0 +1,1 @@
+"""Named things that are saved beside the state."""

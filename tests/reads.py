@@ -1,0 +1,25 @@
+"""Counting what is read of data files."""
+
+from flaxckpt.storage import data_files
+
+
+class Reads:
+    """The reads of data files from now on: how many, and how many bytes."""
+
+    def __init__(self, monkeypatch):
+        self._real, self._sizes = data_files.read_into, []
+        monkeypatch.setattr(data_files, "read_into", self._noting)
+
+    def _noting(self, directory, place, buffers):
+        self._sizes.append(place.length)
+        return self._real(directory, place, buffers)
+
+    @property
+    def nbytes(self):
+        return sum(self._sizes)
+
+    def of(self, call):
+        """How many bytes `call` reads."""
+        before = self.nbytes
+        call()
+        return self.nbytes - before
