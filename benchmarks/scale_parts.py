@@ -12,9 +12,9 @@ import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.scale_pieces import FLOATS, Point, requests
-from flaxckpt import array_plan
 from flaxckpt.metadata import orbax
 from flaxckpt.options import Options
+from flaxckpt.saving import array_plan
 from flaxckpt.storage import location, tensorstore_io
 
 # The chunks of 8 MiB that one transaction has.

@@ -21,17 +21,18 @@ import tensorstore as ts
 
 from benchmarks import peak, process
 from benchmarks.stopwatch import timed
-from flaxckpt import array_plan, parts, tree_writing, writing
 from flaxckpt.agreement import Group
 from flaxckpt.checkpoint import open_checkpoint
-from flaxckpt.job import Job
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
-from flaxckpt.parts import Part, Share
-from flaxckpt.save_plan import SavePlan, make_plan
+from flaxckpt.saving import array_plan, parts, tree_writing, writing
+from flaxckpt.saving.contents import Tree
+from flaxckpt.saving.job import Job
+from flaxckpt.saving.parts import Part, Share
+from flaxckpt.saving.plan import SavePlan, make_plan
+from flaxckpt.saving.snapshot import Piece
 from flaxckpt.sharding.chunks import Region, whole
-from flaxckpt.snapshot import Piece
 from flaxckpt.storage import layout, location, tensorstore_io, zarr3
 from flaxckpt.storage.index import Place, read_index
 from flaxckpt.storage.location import Location
@@ -46,11 +47,11 @@ REPLICATED = 8
 # The steps of process 0 after its own part of the arrays is written.
 STAGES = {
     "collect": "flaxckpt.agreement.Meeting.collect",
-    "compare": "flaxckpt.parts.check_equal",
+    "compare": "flaxckpt.saving.parts.check_equal",
     "open": "flaxckpt.storage.tensorstore_io.open_store",
     "merge": "flaxckpt.storage.tensorstore_io.merge",
-    "sizes": "flaxckpt.tree_writing.files_of",
-    "metadata": "flaxckpt.writing._write_metadata",
+    "sizes": "flaxckpt.saving.tree_writing.files_of",
+    "metadata": "flaxckpt.saving.writing._write_metadata",
     "fsync": "flaxckpt.storage.filesystem.fsync_directories",
 }
 # TensorStore's counters of what it asked of files and of servers.
@@ -156,7 +157,7 @@ def lead(url: str, processes: int, leaves: int) -> Point:
 
     board = _Board(location.kvstore(notes), others)
     meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
-    job = Job(plan, final, described, False, options)
+    job = Job(Tree(layout.ITEM, plan), final, described, False, options)
     before = requests()
     with timed(STAGES) as seconds:
         memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), meeting))

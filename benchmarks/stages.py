@@ -19,8 +19,8 @@ from benchmarks.timing import restore_seconds, save_seconds
 
 STATES = ("S", "K", "L")
 SAVE = {
-    "take the state apart": "flaxckpt.writer.take_apart",
-    "hold its values": "flaxckpt.writer.hold",
+    "take the state apart": "flaxckpt.runs.writer.take_apart",
+    "hold its values": "flaxckpt.runs.writer.hold",
     "write the values": "flaxckpt.storage.tensorstore_io.write_all",
     "- encode chunks": "flaxckpt.storage.zarr3.encode_chunk",
     "- wait for TensorStore": "flaxckpt.storage.tensorstore_io._finish",
@@ -28,12 +28,12 @@ SAVE = {
     "fsync the directories": "flaxckpt.storage.filesystem.fsync_path",
 }
 RESTORE = {
-    "open": "flaxckpt.fallback.open_checkpoint",
+    "open": "flaxckpt.runs.fallback.open_checkpoint",
     "match with the target": "flaxckpt.restore.with_target",
     "read the leaves": "flaxckpt.restore.read_leaves",
     "- list the index": "flaxckpt.checkpoint.read_index",
-    "- read, check": "flaxckpt.reading.finish_span",
-    "- put on the device": "flaxckpt.placement.to_devices",
+    "- read, check": "flaxckpt.restoring.reading.finish_span",
+    "- put on the device": "flaxckpt.restoring.placement.to_devices",
 }
 
 

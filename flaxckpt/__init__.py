@@ -5,18 +5,18 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Any
 
 from flaxckpt import errors
-from flaxckpt.export import export
 from flaxckpt.inspect import LeafInfo, inspect
 from flaxckpt.items.handler import register_item_handler
 from flaxckpt.items.restoring import restore_items
 from flaxckpt.lazy import lazy
-from flaxckpt.leaf import Leaf
 from flaxckpt.leaves.handler import register_leaf_handler
 from flaxckpt.manager import CheckpointManager
 from flaxckpt.options import Options
+from flaxckpt.partial_save import PartialSave
 from flaxckpt.preemption import on_preemption
-from flaxckpt.report import RestoreReport
 from flaxckpt.restore import restore
+from flaxckpt.restoring.leaf import Leaf
+from flaxckpt.restoring.report import RestoreReport
 from flaxckpt.retention import Keep
 from flaxckpt.save import save
 from flaxckpt.schedule import Every
@@ -32,6 +32,7 @@ from flaxckpt.tree.rebuild import SavedNode, register_node
 from flaxckpt.verify import VerifyReport, verify
 
 if TYPE_CHECKING:
+    from flaxckpt.exporting.export import export
     from flaxckpt.periodic import PeriodicCheckpoint
 
 __version__ = "0.1.0"
@@ -48,6 +49,7 @@ __all__ = [
     "LeafInfo",
     "ObjectStore",
     "Options",
+    "PartialSave",
     "PeriodicCheckpoint",
     "Rename",
     "Resize",
@@ -74,9 +76,13 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """`PeriodicCheckpoint`, whose base class imports TensorFlow: only for those who ask for it."""
-    if name == "PeriodicCheckpoint":
+    """What is imported only for those who ask for it, as it takes its time."""
+    if name == "PeriodicCheckpoint":  # its base class imports TensorFlow
         from flaxckpt.periodic import PeriodicCheckpoint
 
         return PeriodicCheckpoint
+    if name == "export":
+        from flaxckpt.exporting.export import export
+
+        return export
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")

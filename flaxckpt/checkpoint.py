@@ -22,6 +22,9 @@ from flaxckpt.storage.index import Index, read_index
 from flaxckpt.storage.location import Location, PathLike, listed, locate
 from flaxckpt.tree.containers import Node
 
+# What is said of a directory of which nothing is known.
+NOTHING_KNOWN = ". Check the path."
+
 
 @dataclasses.dataclass(frozen=True)
 class Checkpoint:
@@ -205,7 +208,7 @@ def _advice(directory: Location) -> str:
         return f": it lies within a checkpoint. Use {directory.parent}."
     if (directory / layout.ITEM).exists():
         return ": it is half of one, whose save never ended. Restore another step."
-    return ". Check the path."
+    return NOTHING_KNOWN
 
 
 def _steps(directory: Location) -> list[int]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from flaxckpt.foreign import open_source
 from flaxckpt.leaves.lazy import nbytes_of
+from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.source import SavedLeaf
+from flaxckpt.restoring.source import SavedLeaf
 from flaxckpt.storage.location import PathLike
 from flaxckpt.tree.rebuild import build
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 
-from flaxckpt.foreign import open_source
-from flaxckpt.leaf import Leaf, saved_leaf
+from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.source import Source
+from flaxckpt.restoring.leaf import Leaf, saved_leaf
+from flaxckpt.restoring.source import Source
 from flaxckpt.storage.location import PathLike
 
 

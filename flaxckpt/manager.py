@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import logging
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -15,34 +15,31 @@ from jax.sharding import Mesh
 from flaxckpt import preemption, processes
 from flaxckpt.agreement import Group
 from flaxckpt.errors import BackgroundSaveError, ManagerError
-from flaxckpt.fit import Fit, FitArguments
-from flaxckpt.follow import follow
-from flaxckpt.foreign import open_source
-from flaxckpt.items.encoded import Place
-from flaxckpt.items.restoring import WantedItems
-from flaxckpt.local_tier import LocalTier, SavedFn, open_tier
+from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.report import RestoreReport
-from flaxckpt.restore import Initialise, restore_tree
-from flaxckpt.retention import Keep, Metric, Mode, best_first
-from flaxckpt.run import Run
+from flaxckpt.restore import restore_tree
+from flaxckpt.restoring.fit import Fit, FitArguments
+from flaxckpt.restoring.report import RestoreReport
+from flaxckpt.retention import Keep, Metric, Mode
+from flaxckpt.runs.local_tier import LocalTier, SavedFn, open_tier
+from flaxckpt.runs.restoration import OnCorrupt, Restoration
+from flaxckpt.runs.run import Run
+from flaxckpt.runs.sources import Sources
+from flaxckpt.runs.steps import check_step, warn_jumped_over
+from flaxckpt.runs.view import RunView
+from flaxckpt.runs.writer import Retention, Writer, log_removed
 from flaxckpt.schedule import Every, Pacer
-from flaxckpt.sharding.abstract import abstract_state, initial_leaves, initialise
+from flaxckpt.sharding.initial import InitialState
 from flaxckpt.sharding.specs import Rules, Specs
-from flaxckpt.sources import Sources
-from flaxckpt.steps import check_step, warn_jumped_over
 from flaxckpt.storage import filesystem, location
 from flaxckpt.storage.bucket import BucketPath
 from flaxckpt.storage.location import PathLike, locate
 from flaxckpt.tree import nnx_objects
-from flaxckpt.writer import Retention, Writer, log_removed
 
 logger = logging.getLogger("flaxckpt")
 
-OnCorrupt = Literal["raise", "previous"]
 
-
-class CheckpointManager:
+class CheckpointManager(RunView):
     """Saves, keeps and restores the steps of one run.
 
     Used as a context manager, it waits for the save in flight at the end. So does a script that
@@ -105,12 +102,12 @@ class CheckpointManager:
         self.directory = locate(directory, options)
         self.report: RestoreReport | None = None
         self.items: dict[str, Any] = {}
-        self._metric, self._mode, self._options = metric, mode, options
-        self._skip_if_busy, self._read_only, self._clock = if_busy == "skip", read_only, clock
+        run = Run(self.directory, fsync=options.fsync)
+        super().__init__(run, metric, mode, clock)
+        self._skip_if_busy, self._read_only, self._options = if_busy == "skip", read_only, options
         self._pacer = Pacer(save_every or Every(steps=1))
-        self._run = Run(self.directory, fsync=options.fsync)
         retention = Retention(keep, metric, mode)
-        self._writer = Writer(self._run, retention, options, async_=async_)
+        self._writer = Writer(run, retention, options, async_=async_)
         self._last_step: int | None = None
         self._restored_step: int | None = None
         self._before_save: int | None = None
@@ -263,31 +260,13 @@ class CheckpointManager:
           ItemError: when an item does not fit what it is to be restored into.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
-        return self._restore(target, Fit(**how), step, on_corrupt, items)
+        wanted = Restoration(target, Fit(**how), step, on_corrupt, items)
+        return self._restore(wanted)
 
-    def _restore(
-        self,
-        target: Any,
-        fit: Fit,
-        step: int | None,
-        on_corrupt: OnCorrupt,
-        items: Mapping[str, Any] | None,
-        initialise: Initialise | None = None,
-    ) -> Any:
-        """As `restore`; what a step lacks may be made by `initialise`."""
-        if on_corrupt not in ("raise", "previous"):
-            raise ValueError(f"on_corrupt={on_corrupt!r} must be raise or previous")
+    def _restore(self, wanted: Restoration) -> Any:
+        """As `restore`."""
         self.wait()
-        restore = functools.partial(
-            restore_tree, target=target, fit=fit, options=self._options, initialise=initialise
-        )
-        step, older = step if step is None else check_step(step), on_corrupt == "previous"
-        place = Place(self._group.index, self._group.count)
-        wanted = WantedItems(items or {}, place, self._options)
-        step, tree, self.report = self._sources.restore(
-            wanted.with_tree(restore), step, older=older
-        )
-        self.items = wanted.finish()
+        step, tree, self.report, self.items = wanted.carry_out(self._sources)
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._note(step)
@@ -328,21 +307,18 @@ class CheckpointManager:
           StructureMismatchError: when the step does not fit what `init_fn` makes.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
+        initial = InitialState(init_fn, args, mesh, rules, specs)
         fit = Fit(**how)
-        context: dict[str, Any] = {"mesh": mesh, "rules": rules}
-        abstract = abstract_state(init_fn, *args, specs=specs, **context)
-
-        def fill(positions: Sequence[int]) -> Sequence[Any]:
-            return initial_leaves(init_fn, *args, abstract=abstract, positions=positions, **context)
-
         self.wait()
         if not self._sources.is_empty():
             fit = fit if init_from is None else Fit()
-            return self._restore(abstract, fit, None, on_corrupt, items, fill)
+            here = Restoration(initial.abstract, fit, None, on_corrupt, items, initial.leaves)
+            return self._restore(here)
         if init_from is None:
-            return initialise(init_fn, *args, abstract=abstract, **context)
+            return initial.tree()
         source = open_source(init_from, self._options)
-        tree, self.report = restore_tree(source, abstract, fit, self._options, fill)
+        found = restore_tree(source, initial.abstract, fit, self._options, initial.leaves)
+        tree, self.report = found
         logger.info("%s", self.report)
         return tree
 
@@ -379,26 +355,11 @@ class CheckpointManager:
             return None
         target = objects[0] if len(objects) == 1 else objects
         found = nnx_objects.split(target)[0]
-        restored = self._restore(found, Fit(**how), step, on_corrupt, items)
+        restored = self._restore(Restoration(found, Fit(**how), step, on_corrupt, items))
         nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
         return self._last_step
 
     # Steps
-
-    def steps(self) -> list[int]:
-        """The committed steps, in order."""
-        return self._run.steps()
-
-    @property
-    def latest_step(self) -> int | None:
-        """The newest committed step."""
-        return self._run.latest()
-
-    @property
-    def best_step(self) -> int | None:
-        """The committed step with the best metric; `None` when none has one."""
-        ranked = best_first(self._run.infos(self._metric), self._mode)
-        return ranked[0].step if ranked else None
 
     @property
     def last_step(self) -> int | None:
@@ -415,22 +376,6 @@ class CheckpointManager:
         """Where a loop goes on: after the step saved or restored last, else after the newest."""
         step = self.latest_step if self._last_step is None else self._last_step
         return 0 if step is None else step + 1
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """The metrics that `step` was saved with.
-
-        Raises:
-          CheckpointNotFoundError: when there is no such step.
-        """
-        return dict(self._run.existing(step).metrics)
-
-    def metadata(self, step: int) -> dict[str, Any]:
-        """The metadata that `step` was saved with.
-
-        Raises:
-          CheckpointNotFoundError: when there is no such step.
-        """
-        return dict(self._run.existing(step).metadata)
 
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
@@ -453,15 +398,6 @@ class CheckpointManager:
         self.wait()
         self._group.decide(f"deleting step {step}", lambda: self._run.delete(step))
         self._run.forget(step)
-
-    def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
-        """Yields each step of the run that is newer than those before, as it is committed.
-
-        Args:
-          timeout_secs: ends after so many seconds without a new step; by default never.
-          poll_secs: how often to look.
-        """
-        return follow(self.steps, self._clock, timeout_secs, poll_secs)
 
     def _note(self, step: int) -> None:
         """Notes that the state of the loop is that of `step`, and is saved."""

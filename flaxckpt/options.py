@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flaxckpt.save_dtype import SaveDtype, check_save_dtype
+from flaxckpt.saving.save_dtype import SaveDtype, check_save_dtype
 from flaxckpt.storage.object_store import ObjectStore
 
 MIB = 1 << 20

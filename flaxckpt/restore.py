@@ -10,14 +10,14 @@ import jax
 
 from flaxckpt import collector
 from flaxckpt.errors import RuleError
-from flaxckpt.fit import Fit, Missing, OptimizerPolicy, Unexpected
-from flaxckpt.foreign import open_source
-from flaxckpt.leaf_values import read_leaves
 from flaxckpt.leaves.convert import DtypePolicy
+from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.report import RestoreReport, report_of
-from flaxckpt.restore_plan import LeafPlan, Plan, rebuilt, with_target, without_target
-from flaxckpt.source import Source
+from flaxckpt.restoring.fit import Fit, Missing, OptimizerPolicy, Unexpected
+from flaxckpt.restoring.plan import LeafPlan, Plan, rebuilt, with_target, without_target
+from flaxckpt.restoring.report import RestoreReport, report_of
+from flaxckpt.restoring.source import Source
+from flaxckpt.restoring.values import read_leaves
 from flaxckpt.storage.location import PathLike
 from flaxckpt.transforms.rule import Transform
 from flaxckpt.tree import nnx_objects

@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from flaxckpt import contents, processes
+from flaxckpt import processes
 from flaxckpt.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -19,15 +19,16 @@ from flaxckpt.errors import (
 )
 from flaxckpt.items.encoded import Place
 from flaxckpt.items.names import check_names
-from flaxckpt.job import Job
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import Options
-from flaxckpt.save_dtype import as_saved
-from flaxckpt.snapshot import stream_all, take_apart
+from flaxckpt.saving import contents
+from flaxckpt.saving.job import Job
+from flaxckpt.saving.save_dtype import as_saved
+from flaxckpt.saving.snapshot import stream_all, take_apart
+from flaxckpt.saving.writing import write
 from flaxckpt.storage import layout, location
 from flaxckpt.storage.location import Location, PathLike, locate
-from flaxckpt.writing import write
 
 
 def save(
@@ -74,7 +75,7 @@ def save(
     group = processes.join(options.timeout_secs, functools.partial(location.board, final.parent))
     meeting = group.meet(f"saving {final}")
     with meeting.reporting():
-        attempt = meeting.decide(functools.partial(_admit, final, overwrite, options))
+        attempt = meeting.decide(functools.partial(admit, final, overwrite, options))
         described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
         place = Place(group.index, group.count)
         encoded = contents.encode(items or {}, place)
@@ -85,11 +86,12 @@ def save(
             encoded, place, options.chunk_bytes, {}, group.process
         )
         pieces = stream_all([state, *states], options.snapshot_bytes, copy=False)
-    job = Job(state.plan, final, described, overwrite, options, tuple(of_items))
+    whole = contents.Tree(layout.ITEM, state.plan)
+    job = Job(whole, final, described, overwrite, options, tuple(of_items))
     write(job, pieces, meeting)
 
 
-def _admit(final: Location, overwrite: bool, options: Options) -> str:
+def admit(final: Location, overwrite: bool, options: Options) -> str:
     """The id of an attempt to save to `final`, once that is known to be possible."""
     check_vacant(final, overwrite=overwrite)
     location.prepare(final.parent, options)

@@ -10,13 +10,13 @@ from pathlib import Path
 import crc32c
 
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, open_item, unchanged
-from flaxckpt.chunk_reads import ArrayRead
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
-from flaxckpt.reading import check_arrays
+from flaxckpt.restoring.chunk_reads import ArrayRead
+from flaxckpt.restoring.reading import check_arrays
 from flaxckpt.sharding.chunks import chunks_of, whole
 from flaxckpt.storage import data_files, layout, location, zarr3
 from flaxckpt.storage.index import Place, check_versions, read_index

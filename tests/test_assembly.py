@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import flaxckpt
-from flaxckpt import assembly
+from flaxckpt.restoring import assembly
 
 OPTIONS = flaxckpt.Options(chunk_bytes=1024, max_host_bytes=4096)
 
@@ -29,7 +29,7 @@ def assembled(monkeypatch):
         names.append(leaf.record.name)
         return real(checkpoint, leaf, limit)
 
-    monkeypatch.setattr("flaxckpt.leaf_values.assemble", noting)
+    monkeypatch.setattr("flaxckpt.restoring.values.assemble", noting)
     return names
 
 

@@ -7,8 +7,8 @@ import weakref
 
 import pytest
 
-from flaxckpt.background import Background
 from flaxckpt.errors import BackgroundSaveError, SaveTimeoutError
+from flaxckpt.runs.background import Background
 
 
 def savers() -> list[threading.Thread]:

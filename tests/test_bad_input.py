@@ -244,7 +244,7 @@ def test_a_wrong_target_lists_every_leaf(saved):
             "      (did you mean params/bias?)",
             "  shape       params/kernel  checkpoint: float64[50,60]  target: float64[50,61]",
             "  unexpected  params/bias    checkpoint: float32[3]      target: -",
-            "If that is meant, pass transforms=[flaxckpt.Rename('params/bias', 'params/bais')]; "
+            'If that is meant, pass transforms=[flaxckpt.Rename("params/bias", "params/bais")]; '
             'gaps are allowed with missing="init" and unexpected="ignore".',
         ]
     )

@@ -12,9 +12,9 @@ from flax.core import freeze
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.fit import Fit
-from flaxckpt.foreign import open_source
+from flaxckpt.opening import open_source
 from flaxckpt.restore import restore_tree
+from flaxckpt.restoring.fit import Fit
 
 ADAM = optax.adam(1e-3)
 GONE = object()

@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt.chunk_reads import ArrayRead, plan
 from flaxckpt.leaves.dtypes import from_stored, parse_dtype, storage_of, to_stored
 from flaxckpt.leaves.record import StoredArray
+from flaxckpt.restoring.chunk_reads import ArrayRead, plan
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
 from flaxckpt.storage import zarr3
 

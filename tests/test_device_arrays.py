@@ -7,8 +7,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import flaxckpt
-from flaxckpt import device_arrays
 from flaxckpt.leaves.dtypes import ZARR_DATA_TYPES, parse_dtype
+from flaxckpt.restoring import device_arrays
 
 WIDE = {"int64", "uint64", "float64", "complex128"}
 DTYPES = [*sorted(ZARR_DATA_TYPES - WIDE), "uint4", "uint2"]

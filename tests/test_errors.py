@@ -86,8 +86,8 @@ def test_a_restore_lists_every_leaf_that_differs(tmp_path):
         "  missing     head/kernel      checkpoint: -             target: float32[4,2]"
         "  (did you mean old_head/kernel?)\n"
         "  unexpected  old_head/kernel  checkpoint: float32[4,2]  target: -\n"
-        'If that is meant, pass transforms=[flaxckpt.Rename("old_head/(.*)", r"head/\\1")]; gaps are '
-        'allowed with missing="init" and unexpected="ignore".'
+        'If that is meant, pass transforms=[flaxckpt.Rename("old_head/(.*)", r"head/\\1")]; gaps '
+        'are allowed with missing="init" and unexpected="ignore".'
     )
 
 

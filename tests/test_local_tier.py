@@ -110,7 +110,7 @@ def test_what_was_left_half_written_is_removed(store, tmp_path):
 
 
 def die_in_a_local_save(context, url, options, local):
-    from flaxckpt import writing
+    from flaxckpt.saving import writing
 
     with opened(url, options, local) as ckpt:
         ckpt(1, state(1))

@@ -276,7 +276,7 @@ def test_a_failed_save_does_not_keep_the_state(options, run, monkeypatch):
     import gc
     import weakref
 
-    from flaxckpt import snapshot
+    from flaxckpt.saving import snapshot
 
     taken = []
 

@@ -10,8 +10,8 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt import reading
 from flaxckpt.checkpoint import open_checkpoint
+from flaxckpt.restoring import reading
 from flaxckpt.sharding.chunks import Region
 from tests.processes import run
 

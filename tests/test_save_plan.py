@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.snapshot import take_apart
+from flaxckpt.saving.snapshot import take_apart
 from tests.trees import assert_same
 
 CHUNK = 1 << 20

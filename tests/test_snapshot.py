@@ -16,8 +16,10 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt import errors, snapshot, writer
-from flaxckpt.snapshot import PART, State, hold, stream, take_apart
+from flaxckpt import errors
+from flaxckpt.runs import writer
+from flaxckpt.saving import snapshot
+from flaxckpt.saving.snapshot import PART, State, hold, stream, take_apart
 from tests.trees import assert_same
 
 CHUNK = 512
@@ -181,7 +183,7 @@ def test_after_a_save_in_rounds_the_state_may_change(run, where, request, monkey
     def slow(job, pieces, meeting):
         def late():
             for piece in pieces:
-                if piece.array.stored.store == job.plan.arrays[-2].stored.store:
+                if piece.array.stored.store == job.state.plan.arrays[-2].stored.store:
                     assert changed.wait(60)  # the last two are written after that
                 yield piece
 

@@ -7,11 +7,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt.chunk_reads import ArrayRead, plan
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import StoredArray
+from flaxckpt.restoring.chunk_reads import ArrayRead, plan
+from flaxckpt.restoring.spans import (
+    DIRECT_BYTES,
+    GAP_BYTES,
+    SPAN_BYTES,
+    finish_span,
+    read_span,
+    spans,
+)
 from flaxckpt.sharding.chunks import whole
-from flaxckpt.spans import DIRECT_BYTES, GAP_BYTES, SPAN_BYTES, finish_span, read_span, spans
 from flaxckpt.storage import data_files, zarr3
 from flaxckpt.storage.index import Place
 

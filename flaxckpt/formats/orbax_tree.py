@@ -24,6 +24,7 @@ _ELSEWHERE = ("PLACEHOLDER://", "AGGREGATED://")
 # The first bytes of a msgpack map or list with children; text protos begin with a letter.
 _MSGPACK = frozenset([*range(0x81, 0x90), *range(0x91, 0xA0), 0xDC, 0xDD, 0xDE, 0xDF])
 _T5X = b"\x82\xa7version"
+_NNX_STATE = "_pytree__state"
 _KINDS = {"b": "bool", "i": "int", "u": "int", "f": "float", "c": "complex"}
 
 
@@ -73,9 +74,14 @@ def _read_described(path: Location, children: Sequence[str], metadata: TreeMetad
     entries = {entry.keys: entry for entry in metadata.entries}
     if len(entries) != len(metadata.entries):
         raise damaged(file, "it has two leaves of the same key path")
-    tree = assemble(entries, file)
+    tree = assemble({keys: e for keys, e in entries.items() if not _is_of_nnx(e)}, file)
     tree = _filled(tree, _Source(path, children, metadata))
     return tree if metadata.rich is None else with_types(tree, metadata.rich)
+
+
+def _is_of_nnx(entry: Entry) -> bool:
+    """Whether it is what nnx has in its objects beside their attributes, which holds nothing."""
+    return entry.value_type in EMPTY and bool(entry.keys) and entry.keys[-1] == _NNX_STATE
 
 
 def _filled(node: Any, source: _Source) -> Any:

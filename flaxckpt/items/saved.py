@@ -10,12 +10,12 @@ import crc32c
 
 from flaxckpt.checkpoint import Checkpoint, open_item
 from flaxckpt.errors import CorruptCheckpointError, ItemError, StoreError
-from flaxckpt.fit import Fit
 from flaxckpt.items.encoded import Place
 from flaxckpt.metadata.items import ItemRecord
 from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.restore import restore_tree
+from flaxckpt.restoring.fit import Fit
 from flaxckpt.storage import layout
 from flaxckpt.storage.location import Location, read_file
 

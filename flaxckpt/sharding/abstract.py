@@ -68,17 +68,17 @@ def _eval_shape(
 ) -> tuple[Any, list[Any]]:
     """The shapes of `init_fn(*args)`, nnx objects split into their states and graphs."""
     graphs: list[Any] = []
-    bound, arrays = _bind(init_fn, args)
+    bound, arrays = bind(init_fn, args)
 
     def split(*arrays: Any) -> Any:
         tree, found = nnx_objects.split(bound(*arrays))
         graphs[:] = found
         return tree
 
-    return _in_context(lambda: jax.eval_shape(split, *arrays), mesh, rules), graphs
+    return in_context(lambda: jax.eval_shape(split, *arrays), mesh, rules), graphs
 
 
-def _bind(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
+def bind(init_fn: Callable[..., Any], args: Sequence[Any]) -> tuple[Callable[..., Any], list[Any]]:
     """`init_fn` as a function of those of its arguments that are arrays, and these."""
     traced = [_is_arrays(arg) for arg in args]
 
@@ -96,7 +96,7 @@ def _is_arrays(arg: Any) -> bool:
     return bool(leaves) and all(isinstance(leaf, arrays) for leaf in leaves)
 
 
-def _reachable(arrays: Any, mesh: Mesh | None) -> Any:
+def reachable(arrays: Any, mesh: Mesh | None) -> Any:
     """`arrays` where a computation on `mesh` can take them: not committed to other devices."""
     if mesh is None:
         return arrays
@@ -109,7 +109,7 @@ def _reachable(arrays: Any, mesh: Mesh | None) -> Any:
     return jax.tree.map(reachable, arrays)
 
 
-def _in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) -> T:
+def in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) -> T:
     """`call()` with the mesh and the logical axis rules in context, as models expect them."""
     with contextlib.ExitStack() as stack:
         if rules is not None:
@@ -226,47 +226,3 @@ def _is_optimizer_state(value: Any, kind: str) -> bool:
     """
     nnx = sys.modules.get("flax.nnx")
     return kind == "namedtuple" or (nnx is not None and isinstance(value, nnx.OptState))
-
-
-def initialise(
-    init_fn: Callable[..., Any],
-    *args: Any,
-    abstract: Any,
-    mesh: Mesh | None = None,
-    rules: Rules | None = None,
-) -> Any:
-    """`init_fn(*args)`, jitted, each leaf made straight where `abstract` says.
-
-    Args:
-      init_fn: makes the state.
-      *args: its arguments.
-      abstract: from `abstract_state` with the same arguments.
-      mesh: as for `abstract_state`.
-      rules: as for `abstract_state`.
-    """
-    stateful, graphs = nnx_objects.split(abstract)
-    values = initial_leaves(init_fn, *args, abstract=abstract, mesh=mesh, rules=rules)
-    return nnx_objects.merge(jax.tree.unflatten(jax.tree.structure(stateful), values), graphs)
-
-
-def initial_leaves(
-    init_fn: Callable[..., Any],
-    *args: Any,
-    abstract: Any,
-    mesh: Mesh | None = None,
-    rules: Rules | None = None,
-    positions: Sequence[int] | None = None,
-) -> Sequence[Any]:
-    """The leaves of `initialise`, or only those at `positions`: nothing else is computed."""
-    shapes = jax.tree.leaves(nnx_objects.split(abstract)[0])
-    chosen = range(len(shapes)) if positions is None else positions
-    bound, arrays = _bind(init_fn, args)
-
-    def leaves(*arrays: Any) -> list[Any]:
-        # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
-        found = jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
-        return [found[i] for i in chosen]
-
-    jitted = jax.jit(leaves, out_shardings=[shapes[i].sharding for i in chosen])
-    made: Sequence[Any] = _in_context(lambda: jitted(*_reachable(arrays, mesh)), mesh, rules)
-    return made

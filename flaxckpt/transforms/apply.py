@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from flaxckpt.errors import RuleError
-from flaxckpt.leaf import Content, Leaf, content_of
+from flaxckpt.restoring.leaf import Content, Leaf, content_of
 from flaxckpt.transforms.rule import State, Target, expand, matches, merged
 
 

@@ -7,11 +7,11 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from flaxckpt.derived import Layer, Stacked
 from flaxckpt.errors import RuleError
-from flaxckpt.leaf import Content, Leaf
 from flaxckpt.leaves.lazy import LazyArray
 from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.restoring.derived import Layer, Stacked
+from flaxckpt.restoring.leaf import Content, Leaf
 from flaxckpt.transforms.rule import State, Target, array_of, expand, matches, merged
 
 

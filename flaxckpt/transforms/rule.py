@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from flaxckpt.errors import RuleError
-from flaxckpt.leaf import Leaf, as_leaf
 from flaxckpt.leaves.lazy import LazyArray
+from flaxckpt.restoring.leaf import Leaf, as_leaf
 
 State = dict[str, Leaf]
 # The leaves of the target, by key path, as they are; empty without a target.

@@ -9,9 +9,9 @@ from typing import Any
 import numpy as np
 
 from flaxckpt.errors import RuleError
-from flaxckpt.leaf import Content, Leaf
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy import LazyArray
+from flaxckpt.restoring.leaf import Content, Leaf
 from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.transforms.rule import State, Target, array_of, matches
 

@@ -7,11 +7,11 @@ from typing import Any, Literal
 
 import numpy as np
 
-from flaxckpt.derived import Recast
 from flaxckpt.errors import RuleError
-from flaxckpt.leaf import Content, Leaf, as_leaf, content_of
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
 from flaxckpt.leaves.record import ARRAY_KINDS, LeafSpec
+from flaxckpt.restoring.derived import Recast
+from flaxckpt.restoring.leaf import Content, Leaf, as_leaf, content_of
 from flaxckpt.transforms.rule import State, Target, array_of, matches
 
 # Of numpy's kinds of dtypes; those of ml_dtypes are V.

@@ -22,16 +22,16 @@ class State(NamedTuple):
     """The state of one gradient transformation that a leaf lies in.
 
     Attributes:
-      root: the name of the optimizer that it belongs to.
+      root: the keys of the optimizer that it belongs to, and `inner` those from the state to the
+        leaf, in the spelling that all trees have in common.
       class_name: its class, without the module; empty in trees that do not tell.
       fields: the names of its fields.
-      inner: the keys from it to the leaf.
     """
 
     root: str
     class_name: str
     fields: Fields
-    inner: tuple[Any, ...] = ()
+    inner: str = ""
 
 
 class Known(NamedTuple):
@@ -39,7 +39,7 @@ class Known(NamedTuple):
 
     Attributes:
       fields: the fields of each class of state.
-      roots: the names of the optimizers.
+      roots: the keys of the optimizers, in the common spelling.
     """
 
     fields: frozenset[Fields] = frozenset()

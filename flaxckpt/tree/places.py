@@ -16,7 +16,7 @@ class _Above(NamedTuple):
 
     Attributes:
       name: its name, `keys` and `positions`: its keys, as they are and as indices.
-      root: the name of the optimizer that it is in.
+      root: the optimizer that it is in.
       state: the state that it is in, and `depth`: how many keys lead there.
       parent: the node above it, within the optimizer.
     """
@@ -53,19 +53,20 @@ def places(nodes: Sequence[Node | None], known: Known = Known()) -> dict[str, Pl
 
 def _place(above: _Above) -> Place:
     """The place of a leaf."""
-    state = above.state and above.state._replace(inner=above.keys[above.depth :])
+    state = above.state and above.state._replace(inner=spelling(above.keys[above.depth :]))
     return Place(spelling(above.keys), spelling(above.positions), state)
 
 
 def _is_within(above: _Above, is_optimizer: bool, known: Known) -> bool:
     """Whether a node is an optimizer, or a part of one."""
     named = bool(above.keys) and above.keys[-1] == OPT_STATE
-    return above.root is not None or is_optimizer or named or above.name in known.roots
+    known_root = spelling(above.keys) in known.roots
+    return above.root is not None or is_optimizer or named or known_root
 
 
 def _entered(above: _Above, node: Node, known: Known) -> _Above:
     """What is known at a node of an optimizer."""
-    root = above.name if above.root is None else above.root
+    root = spelling(above.keys) if above.root is None else above.root
     state = as_state(node, above.parent, root, known)
     if state is None:
         return above._replace(root=root)

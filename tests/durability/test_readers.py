@@ -7,9 +7,10 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt import checkpoint, errors, lazy_reads, reading
+from flaxckpt import checkpoint, errors
 from flaxckpt.metadata import sealed_json
-from flaxckpt.spans import DIRECT_BYTES
+from flaxckpt.restoring import lazy_reads, reading
+from flaxckpt.restoring.spans import DIRECT_BYTES
 from tests.durability.children import child
 
 STEPS = 120

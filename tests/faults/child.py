@@ -21,7 +21,7 @@ import jax
 import numpy as np
 
 import flaxckpt
-import flaxckpt.writer
+import flaxckpt.runs.writer
 from flaxckpt.storage import filesystem
 from flaxckpt.storage.commit import remove
 
@@ -53,7 +53,7 @@ def _fsync_and_forget(fd, fsync=os.fsync):
         fsync(fd)
 
 
-def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.writer.write):
+def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.runs.writer.write):
     """`write` that makes room first."""
     final = job.final
     old = {"1": final, "2": final.with_name("0")}.get(final.name)
@@ -68,7 +68,7 @@ BREAKS = {
     "fsync errors are swallowed": lambda: mock.patch("os.fsync", _fsync_and_forget),
     "files are not synced": lambda: mock.patch("os.fsync"),
     "directories are not synced": lambda: mock.patch.object(filesystem, "fsync_directories"),
-    "old steps go first": lambda: mock.patch("flaxckpt.writer.write", _delete_then_write),
+    "old steps go first": lambda: mock.patch("flaxckpt.runs.writer.write", _delete_then_write),
 }
 
 

@@ -171,7 +171,7 @@ def test_failed_saves_are_no_checkpoints():
 
 
 def test_a_run_names_its_steps():
-    with pytest.raises(CheckpointNotFoundError, match="holds checkpoints of other formats: 3"):
+    with pytest.raises(CheckpointNotFoundError, match="holds checkpoints of another library: 3"):
         flaxckpt.restore(ROOT / "0.6.4/mgr")
 
 

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt import CheckpointManager, Every, Keep, Options, writer
+from flaxckpt import CheckpointManager, Every, Keep, Options
 from flaxckpt.errors import (
     BackgroundSaveError,
     CheckpointNotFoundError,
@@ -16,6 +16,7 @@ from flaxckpt.errors import (
     ItemError,
     StepExistsError,
 )
+from flaxckpt.runs import writer
 
 
 class Counter:
@@ -257,7 +258,7 @@ def test_a_failure_in_the_background_leaves_nothing(tmp_path, monkeypatch):
 
     with manager(tmp_path) as ckpt:
         ckpt.save(1, state(1), data=Counter(1), wait=True)
-        monkeypatch.setattr("flaxckpt.writing._write_own", fail)
+        monkeypatch.setattr("flaxckpt.saving.writing._write_own", fail)
         ckpt.save(2, state(2), data=Counter(2), ema=state(2))
         with pytest.raises(BackgroundSaveError, match="the disk is full"):
             ckpt.wait()

@@ -112,7 +112,7 @@ def test_what_must_be_the_same_and_is_not_is_refused(tmp_path):
 
 def die_after_writing(context, url, options):
     """Process 1 dies when its own files are there; process 0 gives up."""
-    from flaxckpt import writing
+    from flaxckpt.saving import writing
 
     real = writing._write_own
 

@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxckpt import snapshot
 from flaxckpt.metadata import orbax
+from flaxckpt.saving import snapshot
 from flaxckpt.tree.keypaths import Key
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import HOSTILE_STRINGS, keys, trees

@@ -14,10 +14,10 @@ from flax import nnx
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt import snapshot
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedFormatError
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata.tree import SavedFile, SavedTree, decode_tree, encode_tree, spec_of
+from flaxckpt.saving import snapshot
 from flaxckpt.storage.layout import FORMAT_VERSION
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import Point, trees

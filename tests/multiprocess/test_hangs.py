@@ -11,7 +11,8 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
 import flaxckpt
-from flaxckpt import errors, writing
+from flaxckpt import errors
+from flaxckpt.saving import writing
 from flaxckpt.storage import tensorstore_io
 from tests import cluster, stores
 from tests.multiprocess import jobs

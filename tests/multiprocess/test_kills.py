@@ -53,10 +53,10 @@ class Point:
 WRITING = "^b'[0-9a-f]{12} writing'$"
 MARKER = r"/\d+/commit_success.txt$"
 EVERYBODY = {
-    "after the decision": Point("flaxckpt.writer.write"),
+    "after the decision": Point("flaxckpt.runs.writer.write"),
     "before its data": Point("flaxckpt.storage.tensorstore_io.write_all"),
     "after its data": Point("flaxckpt.storage.tensorstore_io.write_all", after=True),
-    "after its part": Point("flaxckpt.writing._write_share", after=True),
+    "after its part": Point("flaxckpt.saving.writing._write_share", after=True),
 }
 LEADER = EVERYBODY | {
     "before the others begin": Point("flaxckpt.agreement.Meeting.say", note="^begun$"),
@@ -64,7 +64,7 @@ LEADER = EVERYBODY | {
     "when all are done": Point("flaxckpt.agreement.Meeting.collect", after=True),
     "before the merge": Point("flaxckpt.storage.tensorstore_io.merge"),
     "after the merge": Point("flaxckpt.storage.tensorstore_io.merge", after=True),
-    "before the commit": Point("flaxckpt.writing._write_metadata", after=True),
+    "before the commit": Point("flaxckpt.saving.writing._write_metadata", after=True),
     "before the outcome": Point("flaxckpt.agreement.Meeting.say", note="^outcome$", commits=True),
 }
 OTHER = EVERYBODY | {

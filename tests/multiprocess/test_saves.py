@@ -15,7 +15,9 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt import processes, snapshot, writer
+from flaxckpt import processes
+from flaxckpt.runs import writer
+from flaxckpt.saving import snapshot
 from flaxckpt.storage import data_files
 from tests import cluster
 from tests.multiprocess import states

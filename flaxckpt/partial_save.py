@@ -1,0 +1,133 @@
+"""Saving one checkpoint in several calls."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import functools
+import time
+from collections.abc import Mapping
+from types import TracebackType
+from typing import Any, Self
+
+from flaxckpt import processes
+from flaxckpt.metadata import checkpoint as checkpoint_metadata
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.options import BUFFER_BYTES, Options
+from flaxckpt.save import admit
+from flaxckpt.saving.feed import Feed
+from flaxckpt.saving.job import Job
+from flaxckpt.saving.merged_plan import Parts
+from flaxckpt.saving.plan import SavePlan
+from flaxckpt.saving.save_dtype import as_saved
+from flaxckpt.saving.snapshot import stream, take_apart
+from flaxckpt.saving.writing import write
+from flaxckpt.storage import layout, location
+from flaxckpt.storage.location import PathLike, locate
+
+
+class _TreeInParts:
+    """A `WrittenTree` of which more becomes known while it is written."""
+
+    directory = layout.ITEM
+
+    def __init__(self) -> None:
+        """Nothing is known yet."""
+        self.parts = Parts()
+
+    @functools.cached_property
+    def plan(self) -> SavePlan:
+        """The plan of all parts; only asked for when there are no more."""
+        return self.parts.merged()
+
+    @property
+    def orbax_files(self) -> dict[str, bytes]:
+        """The files beside `_METADATA` that only Orbax reads."""
+        return self.plan.orbax_files
+
+
+class PartialSave:
+    """Saves one checkpoint in several calls, for a tree that is never whole in memory.
+
+    It is there when the block ends; when the block raises, it never was. In a job of several
+    processes, all of them make the same calls in the same order.
+
+    Example:
+      >>> import jax.numpy as jnp
+      >>> with flaxckpt.PartialSave(tmp_path / "converted") as parts:
+      ...     parts.add({"params": {"encoder": jnp.ones(3)}})
+      ...     parts.add({"params": {"decoder": jnp.zeros(3)}, "step": 7})
+      >>> sorted(flaxckpt.restore(tmp_path / "converted")["params"])
+      ['decoder', 'encoder']
+    """
+
+    def __init__(
+        self,
+        path: PathLike,
+        *,
+        overwrite: bool = False,
+        metadata: Mapping[str, Any] | None = None,
+        options: Options = Options(),
+    ):
+        """Begins to save to `path`; the arguments are those of `flaxckpt.save`.
+
+        Raises:
+          StepExistsError: when there is a checkpoint at `path` and `overwrite` is not set.
+          DirectoryError: when `path` is a file, holds something else, or may not be written.
+        """
+        final, started = locate(path, options), time.time_ns()
+        user_metadata = checkpoint_metadata.check_metadata(metadata or {})
+        board = functools.partial(location.board, final.parent)
+        self._group = processes.join(options.timeout_secs, board)
+        self._meeting = self._group.meet(f"saving {final} in parts")
+        with self._meeting.reporting():
+            attempt = self._meeting.decide(functools.partial(admit, final, overwrite, options))
+        self._tree, self._options = _TreeInParts(), options
+        self._limit = options.snapshot_bytes or BUFFER_BYTES
+        self._feed = Feed(self._limit)
+        described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
+        job = Job(self._tree, final, described, overwrite, options)
+        pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
+        self._written = pool.submit(self._write, job)
+        pool.shutdown(wait=False)
+
+    def _write(self, job: Job) -> None:
+        """Writes what comes, and commits it at the end."""
+        try:
+            write(job, self._feed, self._meeting)
+        finally:
+            self._feed.stop()
+
+    def add(self, part: Any) -> None:
+        """Writes a part of the tree; when this returns, it may be donated, deleted or changed.
+
+        Args:
+          part: dicts within dicts, down to where it is the only part that has something there.
+
+        Raises:
+          UnsupportedKeyError: when another part has a leaf of it already; nothing of it was
+            written then, and the next may be added.
+          UnsupportedLeafError: when a leaf cannot be held; likewise.
+        """
+        kept = as_saved(part, self._options.save_dtype)
+        state = take_apart(kept, self._options.chunk_bytes, process=self._group.process)
+        self._tree.parts = self._tree.parts.with_part(state.plan)
+        if not self._feed.put_all(stream(state, self._limit, copy=True)):
+            self._written.result()  # raises what went wrong
+
+    def __enter__(self) -> Self:
+        """This."""
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        """Commits, or raises what `flaxckpt.save` would; when the block raised, removes it all."""
+        if error is None:
+            self._feed.end()
+            self._written.result()
+            return
+        self._feed.fail(error)
+        concurrent.futures.wait([self._written])

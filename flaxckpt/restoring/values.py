@@ -1,0 +1,173 @@
+"""The values of leaves: read, checked, and put where the target wants them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+
+from flaxckpt.errors import CorruptCheckpointError, Mismatch
+from flaxckpt.leaves import convert, handler
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.lazy import LazyArray, nbytes_of
+from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
+from flaxckpt.options import Options
+from flaxckpt.restoring import placement, replicas
+from flaxckpt.restoring.assembly import assemble, is_too_large
+from flaxckpt.restoring.chunk_reads import ArrayRead, Parts
+from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.plan import LeafPlan, raise_any
+from flaxckpt.restoring.source import Source
+from flaxckpt.sharding.chunks import Region, whole
+
+
+def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
+    """The values of `leaves`, which are those of `source`.
+
+    Raises:
+      CorruptCheckpointError: when bytes are missing or do not match their checksum.
+      StructureMismatchError: when a Python number does not fit the dtype that the target wants.
+    """
+    held: list[CorruptCheckpointError] | None = None
+    if options.broadcast:
+        # A process that cannot read goes on with zeros, or the others would wait for it for ever.
+        held, leaves = [], [_with_replica(leaf, i) for i, leaf in enumerate(leaves)]
+    large = [i for i, leaf in enumerate(leaves) if is_too_large(leaf, options.max_host_bytes)]
+    values: dict[int, Any] = {}
+    mismatches: dict[int, Mismatch] = {}
+    sent = placement.Sent(options.buffer_bytes)
+    for batch in _batches(source, leaves, set(large), options.buffer_bytes, held):
+        fitting = []
+        for i, parts in batch:
+            try:
+                fitting.append((i, _checked(leaves[i], parts)))
+            except OverflowError as error:
+                mismatches[i] = _out_of_range(leaves[i], error)
+        placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
+        values.update(zip((i for i, _ in fitting), placed, strict=True))
+    for i in large:
+        array = assemble(source, leaves[i], options.buffer_bytes)
+        values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
+    if held:
+        raise held[0]
+    ordered = [mismatches[i] for i in sorted(mismatches)]
+    raise_any(source, ordered, len(leaves), "Give the target a wider dtype.")
+    return [values[i] for i in range(len(leaves))]
+
+
+def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
+    """`leaf`, and which copy of its array is read for all."""
+    array, wanted = leaf.record.array, leaf.wanted
+    if array is None or wanted.kind != "jax" or wanted.weak_type:
+        return leaf
+    replica = replicas.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
+    return leaf._replace(replica=replica)
+
+
+Batch = list[tuple[int, Parts | None]]
+
+
+def _batches(
+    source: Source,
+    leaves: Sequence[LeafPlan],
+    large: set[int],
+    ahead: int,
+    held: list[CorruptCheckpointError] | None,
+) -> Iterator[Batch]:
+    """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
+    yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
+    arrays = {
+        i: leaf.record.array
+        for i, leaf in enumerate(leaves)
+        if leaf.record.array is not None and i not in large
+    }
+    stored = [i for i, array in arrays.items() if isinstance(array, StoredArray)]
+    lazy = [i for i, array in arrays.items() if not isinstance(array, StoredArray)]
+    for chosen in (stored, lazy):
+        reads = [_array_read(leaves[i], arrays[i]) for i in chosen]
+        positions = iter(chosen)
+        for group in read_source(source, reads, ahead, held):
+            yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
+
+
+def _array_read(leaf: LeafPlan, array: StoredArray | LazyArray) -> ArrayRead:
+    """What has to be read for a leaf that has an array."""
+    regions: Sequence[Region] = [whole(array.shape)]
+    if leaf.replica is not None:
+        regions = leaf.replica.regions(array.shape)
+    elif leaf.wanted.kind in DEVICE_KINDS:
+        regions = placement.regions_of(leaf.where, array.shape, nbytes_of(array))
+    # A number is checked against the range of its new dtype first.
+    is_cast = leaf.record.spec.kind in ARRAY_KINDS and leaf.wanted.kind in ARRAY_KINDS
+    dtype = parse_dtype(leaf.wanted.dtype) if is_cast else None
+    return ArrayRead(leaf.record.name, array, regions, dtype)
+
+
+def _checked(leaf: LeafPlan, parts: Parts | None) -> Parts | None:
+    """`parts`, or those of a number that is JSON and wanted as an array.
+
+    Raises:
+      OverflowError: when it is a Python number that the wanted dtype cannot hold.
+    """
+    saved, wanted = leaf.record.spec, leaf.wanted
+    if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
+        return parts
+    if parts is None:
+        value = handler.decode(saved, leaf.record.value, leaf.record.name)
+        if saved.kind == "int":
+            raise OverflowError(f"{value} has more than 64 bits")
+        parts = {whole(()): np.asarray(value)}
+    if not leaf.lossy:
+        convert.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
+    return parts
+
+
+def _out_of_range(leaf: LeafPlan, error: OverflowError) -> Mismatch:
+    """The mismatch of a number that does not fit."""
+    saved, wanted = str(leaf.record.spec), str(leaf.wanted)
+    return Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})")
+
+
+def _place(batch: Sequence[tuple[LeafPlan, Parts | None]], sent: placement.Sent) -> list[Any]:
+    """The leaves around the parts of their arrays; those of devices are sent there together."""
+    arrays = _arrays([(leaf, parts) for leaf, parts in batch if _is_of_device(leaf, parts)])
+    sent.note(arrays)
+    remaining = iter(arrays)
+    return [_leaf(leaf, parts, remaining) for leaf, parts in batch]
+
+
+def _is_of_device(leaf: LeafPlan, parts: Parts | None) -> bool:
+    """Whether a leaf is around an array on devices."""
+    return parts is not None and leaf.wanted.kind in DEVICE_KINDS
+
+
+def _arrays(batch: Sequence[tuple[LeafPlan, Any]]) -> list[jax.Array]:
+    """The arrays of leaves on their devices."""
+    alone = [
+        placement.Wanted(parts, _shape(leaf), leaf.wanted, leaf.where)
+        for leaf, parts in batch
+        if leaf.replica is None
+    ]
+    arrays = iter(placement.to_devices(alone))
+    return [
+        next(arrays)
+        if leaf.replica is None
+        else replicas.spread(leaf.replica, parts, _shape(leaf), parse_dtype(leaf.wanted.dtype))
+        for leaf, parts in batch
+    ]
+
+
+def _shape(leaf: LeafPlan) -> tuple[int, ...]:
+    """The shape of the array of a leaf; what has none is a number."""
+    return () if leaf.record.array is None else leaf.record.array.shape
+
+
+def _leaf(leaf: LeafPlan, parts: Parts | None, on_devices: Iterator[Any]) -> Any:
+    """One leaf; its array, when it is one of a device, is the next of `on_devices`."""
+    if parts is None:
+        return handler.decode(leaf.record.spec, leaf.record.value, leaf.record.name)
+    if leaf.wanted.kind in DEVICE_KINDS:
+        return handler.decode(leaf.wanted, next(on_devices), leaf.record.name)
+    return handler.decode(leaf.wanted, placement.to_host(parts, leaf.wanted), leaf.record.name)

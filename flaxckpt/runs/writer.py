@@ -1,0 +1,232 @@
+"""Writing the steps of a run: snapshot on the caller's thread, the rest in the background."""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import logging
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flaxckpt.agreement import PATIENCE, Group, Meeting
+from flaxckpt.errors import (
+    CheckpointNotFoundError,
+    DirectoryError,
+    InvalidMetricError,
+    StepPinnedError,
+)
+from flaxckpt.items.encoded import Place
+from flaxckpt.items.names import check_names
+from flaxckpt.metadata import checkpoint as checkpoint_metadata
+from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.options import Options
+from flaxckpt.retention import Keep, Metric, Mode
+from flaxckpt.runs.background import Background
+from flaxckpt.runs.run import Run
+from flaxckpt.save import check_vacant
+from flaxckpt.saving import contents
+from flaxckpt.saving.feed import Feed
+from flaxckpt.saving.job import Job
+from flaxckpt.saving.plan import SavePlan
+from flaxckpt.saving.save_dtype import as_saved
+from flaxckpt.saving.snapshot import Piece, State, hold, stream_all, take_apart
+from flaxckpt.saving.writing import write
+from flaxckpt.storage import layout, location
+from flaxckpt.storage.bucket import BucketPath
+from flaxckpt.storage.location import Location
+
+logger = logging.getLogger("flaxckpt")
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Which steps of a run are kept, and what decides which is best."""
+
+    keep: Keep
+    metric: Metric
+    mode: Mode
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Refuses metrics without the one that decides; a step without any is never best.
+
+        Raises:
+          InvalidMetricError: in that case.
+        """
+        if callable(self.metric):
+            return
+        decides = self.metric or (next(iter(metrics)) if len(metrics) == 1 else None)
+        if metrics and decides not in metrics and (self.metric or self.keep.best):
+            raise InvalidMetricError(
+                f"the metrics are {', '.join(metrics)}, and metric={self.metric!r} decides what "
+                "is best. Give CheckpointManager the name of one that is always there."
+            )
+
+
+@dataclasses.dataclass
+class _Save:
+    """One step that is being saved.
+
+    Attributes:
+      step: its number.
+      job: what is written, and where.
+      meeting: of the processes that write it.
+      began: when the loop called, in seconds.
+      blocked: for how many seconds the loop waited, if not for all.
+    """
+
+    step: int
+    job: Job
+    meeting: Meeting
+    began: float
+    blocked: float | None = None
+
+
+class Writer:
+    """Writes one step at a time, and deletes steps after each commit."""
+
+    def __init__(self, run: Run, retention: Retention, options: Options, *, async_: bool):
+        """A writer for `run`."""
+        self.background = Background(options.timeout_secs)
+        self._run, self._retention, self._options = run, retention, options
+        self._async = async_
+        self._plan: SavePlan | None = None
+        self._item_plans: dict[str, SavePlan] = {}
+        self._is_prepared = False
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        metrics: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        group: Group,
+        attempt: str | None = None,
+        items: Mapping[str, Any] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """Saves `state` as `step`, with all of `group`; returns when state and items may change.
+
+        The save before this one is waited for, and its failure is raised. The `attempt` is the id
+        of the save, if it has one already; `place` is that of this process, if not in `group`.
+        """
+        began = time.monotonic()
+        numbers = checkpoint_metadata.check_metrics(metrics)
+        self._retention.check(numbers)
+        user_metadata = checkpoint_metadata.check_metadata(metadata)
+        check_names(items or ())
+        self.wait()
+        patience = 1.0 if group.process is None else PATIENCE
+        self.background.timeout_secs = patience * self._options.timeout_secs
+        path = self._run.path(step)
+        meeting = group.meet(f"saving step {step} of {self._run.directory}")
+        with meeting.reporting():
+            started = time.time_ns()
+            admitted = meeting.decide(functools.partial(self._admit, step, overwrite))
+            described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
+            where = place or Place(group.index, group.count)
+            encoded = contents.encode(items or {}, where)
+            chunk_bytes, process = self._options.chunk_bytes, group.process
+            kept = as_saved(state, self._options.save_dtype)
+            taken = take_apart(kept, chunk_bytes, self._plan, process)
+            of_items, states = contents.take_items_apart(
+                encoded, where, chunk_bytes, self._item_plans, process
+            )
+            self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
+            tree = contents.Tree(layout.ITEM, taken.plan)
+            job = Job(tree, path, described, overwrite, self._options, tuple(of_items))
+            self._start(_Save(step, job, meeting, began), [taken, *states])
+
+    def _admit(self, step: int, overwrite: bool) -> str:
+        """The id of an attempt to save `step`, once that is known to be possible."""
+        if isinstance(self._run.directory, BucketPath) and not self._is_prepared:
+            # Not when the run was opened: another writer's claims look like those of one that is
+            # gone, and whoever only pins a step must not take them over.
+            location.prepare(self._run.directory, self._options)
+            log_removed(location.remove_abandoned(self._run.directory, self._options))
+            self._is_prepared = True
+        check_vacant(self._run.path(step), overwrite=overwrite)
+        self._run.check_not_pinned(step)
+        return layout.new_attempt()
+
+    def wait(self) -> None:
+        """Waits for the save in flight and raises its failure."""
+        self.background.join()
+        self.background.raise_failure()
+
+    def _start(self, save: _Save, states: Sequence[State]) -> None:
+        """Writes `states`, or sees to it that they are written whatever becomes of them."""
+        limit = self._options.snapshot_bytes
+        if not self._async:
+            self._write(save, stream_all(states, limit, copy=False))
+        elif limit is None or save.job.held_bytes <= limit:
+            pieces = hold(*states)
+            save.blocked = time.monotonic() - save.began
+            self._begin(save, functools.partial(self._write, save, pieces))
+        else:
+            feed = Feed(limit // 2)
+            self._begin(save, functools.partial(self._write_fed, save, feed))
+            went_on = feed.put_all(stream_all(states, limit // 2, copy=True))
+            save.blocked = time.monotonic() - save.began
+            feed.end()
+            if not went_on:
+                self.wait()
+
+    def _begin(self, save: _Save, task: Callable[[], None]) -> None:
+        """Has the background write."""
+        self.background.start(f"saving step {save.step} to {self._run.directory}", task)
+
+    def _write_fed(self, save: _Save, feed: Feed) -> None:
+        """As `_write`; when it fails, the loop's thread is not kept waiting."""
+        try:
+            self._write(save, feed)
+        finally:
+            feed.stop()
+
+    def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
+        """Writes and commits one step, then deletes what is no longer kept."""
+        plan, path = save.job.state.plan, save.job.final
+        write(save.job, pieces, save.meeting)
+        self._run.forget(save.step)
+        seconds = time.monotonic() - save.began
+        logger.info(
+            "saved step %d: %d leaves, %.1f MB in %.3f s (%.1f ms blocked) to %s",
+            save.step,
+            len(plan.records),
+            plan.nbytes / 1e6,
+            seconds,
+            (seconds if save.blocked is None else save.blocked) * 1e3,
+            path,
+        )
+        if save.meeting.group.is_leader:
+            self._delete_unkept(save.step)
+
+    def _delete_unkept(self, saved: int) -> None:
+        """Deletes the steps that are not to be kept. Only called after the commit of `saved`.
+
+        That step stays, even when it is not the newest: a loop that went back to an older step
+        must find what it saved since.
+        """
+        if self._retention.keep.everything:
+            return
+        infos = self._run.infos(self._retention.metric)
+        kept = self._retention.keep.select(infos, mode=self._retention.mode) | {saved}
+        for step in sorted({info.step for info in infos} - kept):
+            try:
+                self._run.delete(step)
+            except (StepPinnedError, CheckpointNotFoundError):
+                continue  # only now is it looked up whether a step is pinned, or gone
+            except OSError as error:
+                raise DirectoryError(
+                    f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
+                    f"deleted: {error}"
+                ) from error
+            logger.debug("deleted step %d of %s", step, self._run.directory)
+
+
+def log_removed(paths: Iterable[Location]) -> None:
+    """Says what writers that are gone had left."""
+    for path in paths:
+        logger.info("removed %s, left by a save that never ended", path)

@@ -1,0 +1,1 @@
+"""From the state of the caller to the files of a checkpoint."""
