@@ -29,8 +29,8 @@ SAVE = {
 }
 RESTORE = {
     "open": "flaxckpt.runs.fallback.open_checkpoint",
-    "match with the target": "flaxckpt.restore.with_target",
-    "read the leaves": "flaxckpt.restore.read_leaves",
+    "match with the target": "flaxckpt.restoring.restore.with_target",
+    "read the leaves": "flaxckpt.restoring.restore.read_leaves",
     "- list the index": "flaxckpt.checkpoint.read_index",
     "- read, check": "flaxckpt.restoring.reading.finish_span",
     "- put on the device": "flaxckpt.restoring.placement.to_devices",

@@ -20,7 +20,7 @@ from flaxckpt.options import Options
 from flaxckpt.storage import layout
 from flaxckpt.storage.index import Index, read_index
 from flaxckpt.storage.location import Location, PathLike, listed, locate
-from flaxckpt.tree.containers import Node
+from flaxckpt.tree.node import Node
 
 # What is said of a directory of which nothing is known.
 NOTHING_KNOWN = ". Check the path."

@@ -17,9 +17,9 @@ from flaxckpt.agreement import Group
 from flaxckpt.errors import BackgroundSaveError, ManagerError
 from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.restore import restore_tree
 from flaxckpt.restoring.fit import Fit, FitArguments
 from flaxckpt.restoring.report import RestoreReport
+from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.retention import Keep, Metric, Mode
 from flaxckpt.runs.local_tier import LocalTier, SavedFn, open_tier
 from flaxckpt.runs.restoration import OnCorrupt, Restoration

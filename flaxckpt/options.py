@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Mapping
 
-from flaxckpt.saving.save_dtype import SaveDtype, check_save_dtype
+from flaxckpt.leaves.dtypes import is_floating
 from flaxckpt.storage.object_store import ObjectStore
 
 MIB = 1 << 20
+# One dtype for all floating arrays, or dtypes by pattern (`re.fullmatch`) over key paths.
+SaveDtype = str | Mapping[str, str]
 # Encoded chunks in flight: enough to keep a disk busy while the next ones are made.
 BUFFER_BYTES = 96 * MIB
 # Of these, so many chunks are there at the least: being made, being written, and one of each kind
@@ -77,8 +80,10 @@ class Options:
                 f"Options.max_host_bytes={self.max_host_bytes!r} is less than {MIN_CHUNKS} chunks "
                 f"of {self.chunk_bytes} bytes. Make chunk_bytes smaller."
             )
-        if self.save_dtype is not None:
-            check_save_dtype(self.save_dtype)
+        wanted = self.save_dtype or ()
+        for name in [wanted] if isinstance(wanted, str) else dict(wanted).values():
+            if not is_floating(name):
+                raise ValueError(f"Options.save_dtype names {name!r}, which is no floating dtype")
 
     @property
     def buffer_bytes(self) -> int:

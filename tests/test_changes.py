@@ -13,8 +13,8 @@ from flax.core import freeze
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.opening import open_source
-from flaxckpt.restore import restore_tree
 from flaxckpt.restoring.fit import Fit
+from flaxckpt.restoring.restore import restore_tree
 
 ADAM = optax.adam(1e-3)
 GONE = object()

@@ -20,8 +20,8 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.opening import open_source
-from flaxckpt.restore import restore_tree
 from flaxckpt.restoring.fit import Fit
+from flaxckpt.restoring.restore import restore_tree
 from tests.formats.flax_states import SAMPLES
 
 with warnings.catch_warnings():

@@ -18,7 +18,7 @@ from flaxckpt.leaves.lazy import InMemory, LazyArray, LazyLeaf
 from flaxckpt.leaves.record import LeafSpec
 from flaxckpt.restoring.source import SavedLeaf
 from flaxckpt.storage.location import Location
-from flaxckpt.tree.containers import Node
+from flaxckpt.tree.node import Node
 from flaxckpt.tree.structure import flatten
 
 # In so many members of a directory it is looked for checkpoints, for an error.

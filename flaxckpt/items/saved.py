@@ -14,8 +14,8 @@ from flaxckpt.items.encoded import Place
 from flaxckpt.metadata.items import ItemRecord
 from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
-from flaxckpt.restore import restore_tree
 from flaxckpt.restoring.fit import Fit
+from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.storage import layout
 from flaxckpt.storage.location import Location, read_file
 

@@ -97,6 +97,24 @@ def storage_of(name: str) -> Storage:
     return Storage("uint8", np.dtype(np.uint8), is_native=False, extra=extra)
 
 
+def is_floating(name: str) -> bool:
+    """Whether the dtype `name` is one of floating-point numbers.
+
+    Raises:
+      ValueError: when there is no dtype of that name.
+
+    Example:
+      >>> is_floating("bfloat16"), is_floating("int4")
+      (True, False)
+    """
+    dtype = parse_dtype(name)
+    try:
+        ml_dtypes.finfo(dtype)
+    except ValueError:
+        return False
+    return dtype.kind != "c"
+
+
 def to_stored(array: np.ndarray, name: str) -> np.ndarray:
     """`array`, of the dtype `name`, as the elements that are stored (a view where it can be)."""
     storage = storage_of(name)

@@ -16,8 +16,7 @@ from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord, StoredArray
 from flaxckpt.storage import tensorstore_io, zarr3
 from flaxckpt.storage.location import Location, read_file
-from flaxckpt.tree.containers import Node
-from flaxckpt.tree.structure import named_nodes
+from flaxckpt.tree.node import Node, named_nodes
 
 MAX_JSON_BYTES = 1 << 30
 MAX_LEAVES = 2_000_000

@@ -15,8 +15,8 @@ import orjson
 
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import SCALAR_KINDS, LeafRecord
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import KeyPath
+from flaxckpt.tree.node import Node
 
 _SEQUENCE, _DICT = 1, 2
 _EMPTIES = {"dict": "Dict", "list": "List", "tuple": "Tuple"}

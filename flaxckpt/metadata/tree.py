@@ -11,14 +11,8 @@ from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import limits
 from flaxckpt.storage.layout import FORMAT_VERSION
-from flaxckpt.tree.containers import (
-    MAPPING_KINDS,
-    SEQUENCE_KINDS,
-    Node,
-    NodeKind,
-    plain_value,
-)
 from flaxckpt.tree.keypaths import Key, Kind, decode_key, encode_key
+from flaxckpt.tree.node import MAPPING_KINDS, SEQUENCE_KINDS, Node, NodeKind, plain_value
 
 
 class SavedFile(NamedTuple):

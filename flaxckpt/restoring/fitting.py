@@ -11,13 +11,12 @@ from flaxckpt.leaves.record import LeafSpec
 from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.leaf import Leaf
 from flaxckpt.restoring.source import SavedLeaf
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import parse_name
 from flaxckpt.tree.match import Gaps, Sides, match
+from flaxckpt.tree.node import Node, named_nodes
 from flaxckpt.tree.optimizers import OPT_STATE
 from flaxckpt.tree.pairing import Pairs, Place, pair, place_of, stand_ins
 from flaxckpt.tree.places import known_by, places
-from flaxckpt.tree.structure import named_nodes
 
 Nodes = Sequence[Node | None]
 

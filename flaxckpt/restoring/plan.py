@@ -20,7 +20,7 @@ from flaxckpt.restoring.replicas import Replica
 from flaxckpt.restoring.selection import nested, readable, select
 from flaxckpt.restoring.source import SavedLeaf, Source
 from flaxckpt.transforms.rule import transformed
-from flaxckpt.tree.containers import Node
+from flaxckpt.tree.node import Node
 from flaxckpt.tree.rebuild import build
 from flaxckpt.tree.select import selector, subtree_of
 from flaxckpt.tree.structure import Flat

@@ -12,10 +12,9 @@ from flaxckpt.errors import RuleError
 from flaxckpt.options import Options
 from flaxckpt.restoring.leaf import Leaf, saved_leaf
 from flaxckpt.restoring.source import SavedLeaf, Source
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import name_of, parse_name
+from flaxckpt.tree.node import Node, named_nodes
 from flaxckpt.tree.select import Only, selector, subtree_of
-from flaxckpt.tree.structure import named_nodes
 
 
 class Saved(NamedTuple):

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 from flaxckpt.leaves.lazy import LazyArray
 from flaxckpt.leaves.record import LeafSpec, StoredArray
 from flaxckpt.storage.location import Location
-from flaxckpt.tree.containers import Node
+from flaxckpt.tree.node import Node
 
 
 class SavedLeaf(Protocol):

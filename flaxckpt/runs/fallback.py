@@ -10,10 +10,10 @@ from typing import Any
 from flaxckpt.agreement import Group
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
+from flaxckpt.looking.verify import verify
 from flaxckpt.options import Options
 from flaxckpt.restoring.report import RestoreReport
 from flaxckpt.storage.location import Location
-from flaxckpt.verify import verify
 
 Unreadable = CorruptCheckpointError | CheckpointNotFoundError
 Restore = Callable[[Checkpoint], tuple[Any, RestoreReport]]

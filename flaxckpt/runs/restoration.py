@@ -9,9 +9,9 @@ from typing import Any, Literal, NamedTuple
 
 from flaxckpt.items.encoded import Place
 from flaxckpt.items.restoring import WantedItems
-from flaxckpt.restore import Initialise, restore_tree
 from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.report import RestoreReport
+from flaxckpt.restoring.restore import Initialise, restore_tree
 from flaxckpt.runs.sources import Sources
 from flaxckpt.runs.steps import check_step
 

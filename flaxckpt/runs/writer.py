@@ -24,11 +24,11 @@ from flaxckpt.options import Options
 from flaxckpt.retention import Keep, Metric, Mode
 from flaxckpt.runs.background import Background
 from flaxckpt.runs.run import Run
-from flaxckpt.save import check_vacant
 from flaxckpt.saving import contents
 from flaxckpt.saving.feed import Feed
 from flaxckpt.saving.job import Job
 from flaxckpt.saving.plan import SavePlan
+from flaxckpt.saving.save import check_vacant
 from flaxckpt.saving.save_dtype import as_saved
 from flaxckpt.saving.snapshot import Piece, State, hold, stream_all, take_apart
 from flaxckpt.saving.writing import write

@@ -11,11 +11,9 @@ import numpy as np
 
 from flaxckpt.leaves.array import is_key_dtype
 from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.options import SaveDtype
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten
-
-# One dtype for all floating arrays, or dtypes by pattern (`re.fullmatch`) over key paths.
-SaveDtype = str | Mapping[str, str]
 
 
 def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
@@ -47,14 +45,3 @@ def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
 def _first(wanted: Mapping[str, str], name: str) -> str | None:
     """What the first pattern that matches says."""
     return next((dtype for key, dtype in wanted.items() if re.fullmatch(key, name)), None)
-
-
-def check_save_dtype(wanted: SaveDtype) -> None:
-    """Refuses what names no floating dtype.
-
-    Raises:
-      ValueError: in that case.
-    """
-    for name in [wanted] if isinstance(wanted, str) else wanted.values():
-        if not jax.dtypes.issubdtype(parse_dtype(name), np.floating):
-            raise ValueError(f"Options.save_dtype names {name!r}, which is no floating dtype")

@@ -1,4 +1,4 @@
-"""What a container is, as data: its kind, its class, and the keys of its children."""
+"""Taking containers apart: each as a node and its children."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import functools
 import operator
 import sys
 from collections.abc import Sequence
-from typing import Any, Literal
+from typing import Any
 
 import jax
 from flax.core import FrozenDict
@@ -16,42 +16,7 @@ from flax.core import meta as flax_meta
 
 from flaxckpt.errors import UnsupportedKeyError
 from flaxckpt.tree.keypaths import Key, KeyPath, name_of
-
-NodeKind = Literal[
-    "none", "dict", "OrderedDict", "defaultdict", "FrozenDict", "nnx.State", "list", "tuple",
-    "namedtuple", "dataclass", "box", "object",
-]  # fmt: skip
-
-# The keys of these are dict keys; those of lists and tuples are indices, the rest attributes.
-MAPPING_KINDS = frozenset({"dict", "OrderedDict", "defaultdict", "FrozenDict", "nnx.State"})
-SEQUENCE_KINDS = frozenset({"list", "tuple"})
-
-# defaultdict factories that a reader may call.
-FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, tuple, int, float, str)}
-
-
-@dataclasses.dataclass(frozen=True)
-class Node:
-    """One container of a tree.
-
-    Attributes:
-      kind: what it is.
-      keys: the keys of its children, in the order of `jax.tree.leaves`.
-      class_name: `module.qualname` of its class; empty for builtins.
-      static: the names of a dataclass' static fields, whose values are not saved.
-      extra: JSON: the metadata of a box (axis names, tags), or the factory of a defaultdict.
-    """
-
-    kind: NodeKind
-    keys: tuple[Key, ...] = ()
-    class_name: str = ""
-    static: tuple[str, ...] = ()
-    extra: Any = None
-
-    @property
-    def is_box(self) -> bool:
-        """Whether it only wraps one value, and so is no part of the value's name."""
-        return self.kind == "box"
+from flaxckpt.tree.node import FACTORIES, Node, NodeKind
 
 
 def split(value: Any, path: KeyPath) -> tuple[Node, list[Any]] | None:
@@ -181,13 +146,6 @@ def _box_metadata(value: Any) -> dict[str, Any]:
     if isinstance(value, flax_meta.AxisMetadata):
         return {"names": _plain(getattr(value, "names", None))}
     return {key: _plain(item) for key, item in value.get_metadata().items() if _is_plain(item)}
-
-
-def plain_value(data: Any) -> Any:
-    """The box metadata that `_plain` wrote as `data`."""
-    if isinstance(data, dict):
-        return tuple(plain_value(i) for i in data["tuple"])
-    return [plain_value(i) for i in data] if isinstance(data, list) else data
 
 
 def _is_plain(item: Any) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from flaxckpt.tree.containers import MAPPING_KINDS, SEQUENCE_KINDS, Node
+from flaxckpt.tree.node import MAPPING_KINDS, SEQUENCE_KINDS, Node
 
 # What flax calls the state of an optimizer in its own classes.
 OPT_STATE = "opt_state"

@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import child_name
+from flaxckpt.tree.node import Node
 from flaxckpt.tree.optimizers import OPT_STATE, Known, State, as_state, optimizers, state_fields
 from flaxckpt.tree.pairing import Place, spelling
 

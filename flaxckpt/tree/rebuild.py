@@ -19,7 +19,8 @@ import jax
 from flax.core import FrozenDict
 from flax.core import meta as flax_meta
 
-from flaxckpt.tree.containers import FACTORIES, Node, class_name, plain_value
+from flaxckpt.tree.containers import class_name
+from flaxckpt.tree.node import FACTORIES, Node, plain_value
 
 Build = Callable[[Mapping[Any, Any]], Any]
 

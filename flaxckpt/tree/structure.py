@@ -7,13 +7,13 @@ The order of the leaves is that of `jax.tree.leaves`. Empty nodes (`None`, `()`,
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 from flaxckpt.errors import UnsupportedKeyError
 from flaxckpt.tree import containers
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import KeyPath, child_name
+from flaxckpt.tree.node import Node
 
 
 @dataclasses.dataclass(frozen=True)
@@ -69,27 +69,6 @@ def flatten(tree: Any) -> Flat:
             stack.append((child, inner, (*path, key)))
     _check_unique(names)
     return Flat(tuple(nodes), tuple(leaves), tuple(names), tuple(paths), tuple(empties))
-
-
-def named_nodes(nodes: Sequence[Node | None]) -> Iterator[tuple[str, Node | None]]:
-    """Each node of a preorder with its name, boxes leaving no trace in it; `None` is a leaf.
-
-    Raises:
-      IndexError: when the nodes do not form one tree.
-
-    Example:
-      >>> [name for name, _ in named_nodes(flatten({"a": [1, None]}).nodes)]
-      ['', 'a', 'a/0', 'a/1']
-    """
-    pending = [""]
-    for node in nodes:
-        name = pending.pop()
-        yield name, node
-        if node is not None:
-            is_box = node.is_box
-            pending.extend(
-                name if is_box else child_name(name, key.value) for key in reversed(node.keys)
-            )
 
 
 def _check_unique(names: Sequence[str]) -> None:

@@ -15,8 +15,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import UnsupportedKeyError
-from flaxckpt.tree.containers import class_name, plain_value, split
+from flaxckpt.tree.containers import class_name, split
 from flaxckpt.tree.keypaths import Key
+from flaxckpt.tree.node import plain_value
 from tests.tree.strategies import Pair, Plain, Point
 
 

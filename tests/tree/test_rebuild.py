@@ -17,8 +17,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import flaxckpt
-from flaxckpt.tree.containers import Node
 from flaxckpt.tree.keypaths import Key
+from flaxckpt.tree.node import Node
 from flaxckpt.tree.rebuild import SavedNode, build
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import same_tree, trees

@@ -9,8 +9,8 @@ from flax import nnx
 from hypothesis import given
 
 from flaxckpt.errors import UnsupportedKeyError
-from flaxckpt.tree.containers import Node
-from flaxckpt.tree.structure import flatten, named_nodes
+from flaxckpt.tree.node import Node, named_nodes
+from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import Point, trees
 
 

@@ -13,11 +13,11 @@ from flaxckpt import processes
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import BUFFER_BYTES, Options
-from flaxckpt.save import admit
 from flaxckpt.saving.feed import Feed
 from flaxckpt.saving.job import Job
 from flaxckpt.saving.merged_plan import Parts
 from flaxckpt.saving.plan import SavePlan
+from flaxckpt.saving.save import admit
 from flaxckpt.saving.save_dtype import as_saved
 from flaxckpt.saving.snapshot import stream, take_apart
 from flaxckpt.saving.writing import write
