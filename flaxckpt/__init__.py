@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from flaxckpt.restoring.report import RestoreReport as RestoreReport
     from flaxckpt.restoring.restore import restore as restore
     from flaxckpt.retention import Keep as Keep
+    from flaxckpt.runs.costs import Stats as Stats
     from flaxckpt.saving.partial import PartialSave as PartialSave
     from flaxckpt.saving.save import save as save
     from flaxckpt.schedule import Every as Every
@@ -67,6 +68,7 @@ _PLACES = {
     "Resize": "transforms.sizes",
     "RestoreReport": "restoring.report",
     "SavedNode": "tree.rebuild",
+    "Stats": "runs.costs",
     "Stack": "transforms.layers",
     "Unstack": "transforms.layers",
     "VerifyReport": "looking.verify",

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import Any
 
 from flaxckpt import collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
@@ -58,6 +59,11 @@ class Checkpoint:
     def leaves(self) -> Sequence[LeafRecord]:
         """Its leaves."""
         return self.tree.records
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The user's own metadata."""
+        return self.described.metadata
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Makes sure that what is read in the block is this checkpoint; see `unchanged`."""

@@ -21,6 +21,7 @@ from flaxckpt.restoring.fit import Fit, FitArguments
 from flaxckpt.restoring.report import RestoreReport
 from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.retention import Keep, Metric, Mode
+from flaxckpt.runs.costs import Accounts, ScalarWriter, Stats
 from flaxckpt.runs.local_tier import LocalTier, SavedFn, open_tier
 from flaxckpt.runs.restoration import OnCorrupt, Restoration
 from flaxckpt.runs.run import Run
@@ -70,6 +71,7 @@ class CheckpointManager(RunView):
         read_only: bool = False,
         local: epath.PathLike | None = None,
         local_every: Every = Every(steps=1),
+        writer: ScalarWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
         """Opens the run in `directory`, and creates it when it is to be written.
@@ -92,6 +94,8 @@ class CheckpointManager(RunView):
           local: a directory on a disk of each host's own, for frequent saves beside those to
             `directory`; two are kept. What is newest, and there on every host, is restored.
           local_every: when the manager, called in the loop, saves there.
+          writer: a CLU `MetricWriter`, or anything with `write_scalars(step, dict)`: it is told
+            what each save cost, at the next call of the manager.
           clock: seconds, for time-based saves.
 
         Raises:
@@ -107,9 +111,8 @@ class CheckpointManager(RunView):
         self._skip_if_busy, self._read_only, self._options = if_busy == "skip", read_only, options
         self._pacer = Pacer(save_every or Every(steps=1))
         retention = Retention(keep, metric, mode)
-        self._writer = Writer(run, retention, options, async_=async_)
-        self._last_step: int | None = None
-        self._restored_step: int | None = None
+        self._accounts = Accounts(writer)
+        self._writer = Writer(run, retention, options, self._accounts, async_=async_)
         self._before_save: int | None = None
         self._damaged: set[int] = set()
         self._closed = False
@@ -269,6 +272,7 @@ class CheckpointManager(RunView):
         step, tree, self.report, self.items = wanted.carry_out(self._sources)
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
+        self._accounts.restored(step, self.report)
         self._note(step)
         self._restored_step = step
         return tree
@@ -361,22 +365,6 @@ class CheckpointManager(RunView):
 
     # Steps
 
-    @property
-    def last_step(self) -> int | None:
-        """The step that this manager saved or restored last."""
-        return self._last_step
-
-    @property
-    def restored_step(self) -> int | None:
-        """The step that this manager restored last."""
-        return self._restored_step
-
-    @property
-    def next_step(self) -> int:
-        """Where a loop goes on: after the step saved or restored last, else after the newest."""
-        step = self.latest_step if self._last_step is None else self._last_step
-        return 0 if step is None else step + 1
-
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
 
@@ -398,6 +386,10 @@ class CheckpointManager(RunView):
         self.wait()
         self._group.decide(f"deleting step {step}", lambda: self._run.delete(step))
         self._run.forget(step)
+
+    def stats(self) -> Stats:
+        """What the saves and restores of this manager have cost so far."""
+        return self._accounts.stats
 
     def _note(self, step: int) -> None:
         """Notes that the state of the loop is that of `step`, and is saved."""
@@ -441,6 +433,7 @@ class CheckpointManager(RunView):
         Raises:
           BackgroundSaveError: from the original exception.
         """
+        self._accounts.tell()
         try:
             self._writer.background.raise_failure()
         except BackgroundSaveError:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from flaxckpt.leaves.dtypes import is_floating
@@ -80,10 +81,8 @@ class Options:
                 f"Options.max_host_bytes={self.max_host_bytes!r} is less than {MIN_CHUNKS} chunks "
                 f"of {self.chunk_bytes} bytes. Make chunk_bytes smaller."
             )
-        wanted = self.save_dtype or ()
-        for name in [wanted] if isinstance(wanted, str) else dict(wanted).values():
-            if not is_floating(name):
-                raise ValueError(f"Options.save_dtype names {name!r}, which is no floating dtype")
+        if self.save_dtype is not None:
+            _check_save_dtype(self.save_dtype)
 
     @property
     def buffer_bytes(self) -> int:
@@ -94,3 +93,20 @@ class Options:
     def snapshot_bytes(self) -> int | None:
         """How many bytes of values wait to be encoded; `None` for any number."""
         return None if self.max_host_bytes is None else self.max_host_bytes // 2
+
+
+def _check_save_dtype(wanted: SaveDtype) -> None:
+    """Refuses names of no floating dtype, and patterns that are none."""
+    for name in wanted.values() if isinstance(wanted, Mapping) else [wanted]:
+        if not isinstance(name, str) or not is_floating(name):
+            raise ValueError(
+                f"Options.save_dtype names {name!r}, which is not the name of a floating dtype, "
+                "such as 'bfloat16'"
+            )
+    for pattern in wanted if isinstance(wanted, Mapping) else ():
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise ValueError(
+                f"Options.save_dtype has {pattern!r}, which is no regular expression: {error}"
+            ) from None

@@ -4,42 +4,61 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
+
+from flaxckpt.errors import DirectoryError, InvalidMetricError
 
 
 @dataclasses.dataclass(frozen=True)
 class _EventFiles:
-    """The values of one tag, as far as they are written."""
+    """The values of one tag, as far as they are written.
+
+    Attributes:
+      tag: the name of the scalar.
+      directory: where the files are.
+      loaders: what reads each file from where it has got.
+      values: when each step's value was written, and the value.
+    """
 
     tag: str
     directory: Path
-    accumulators: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    loaders: dict[Path, Any] = dataclasses.field(default_factory=dict)
+    values: dict[int, tuple[float, float]] = dataclasses.field(default_factory=dict)
 
     def __call__(self) -> Mapping[int, float]:
-        """The value at each step; what was written twice has the later one."""
-        values: dict[int, float] = {}
-        for directory in sorted({file.parent for file in self.directory.rglob("*tfevents*")}):
-            values.update(self._read(directory))
-        return values
+        """The value at each step; of several the one that was written last."""
+        for file in sorted(self.directory.rglob("*tfevents*")):
+            for step, written in self._new(file):
+                self.values[step] = max(written, self.values.get(step, written))
+        return {step: value for step, (_, value) in self.values.items()}
 
-    def _read(self, directory: Path) -> Mapping[int, float]:
-        """The values in one directory; only what is new is read again."""
-        from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+    def _new(self, file: Path) -> Iterator[tuple[int, tuple[float, float]]]:
+        """What was added to a file: steps, and when their values were written, with these."""
+        from tensorboard.backend.event_processing.event_file_loader import EventFileLoader
+
+        if file not in self.loaders:
+            self.loaders[file] = EventFileLoader(str(file))
+        for event in self.loaders[file].Load():
+            for value in event.summary.value:
+                if value.tag == self.tag:
+                    yield event.step, (event.wall_time, self._number(value))
+
+    def _number(self, value: Any) -> float:
+        """The number of a summary.
+
+        Raises:
+          InvalidMetricError: when it is something else.
+        """
         from tensorboard.util import tensor_util
 
-        if directory not in self.accumulators:
-            everything = {"scalars": 0, "tensors": 0}
-            self.accumulators[directory] = EventAccumulator(str(directory), everything)
-        found = self.accumulators[directory].Reload()
-        tags = found.Tags()
-        if self.tag in tags["scalars"]:
-            return {event.step: float(event.value) for event in found.Scalars(self.tag)}
-        if self.tag not in tags["tensors"]:
-            return {}
-        tensors = found.Tensors(self.tag)
-        return {t.step: float(tensor_util.make_ndarray(t.tensor_proto)) for t in tensors}
+        found = tensor_util.make_ndarray(value.tensor)
+        if found.size != 1 or found.dtype.kind not in "biuf":
+            raise InvalidMetricError(
+                f"the tag {self.tag!r} in {self.directory} is no scalar. Give that of one."
+            )
+        return float(found.reshape(()))
 
 
 def metric_from_tensorboard(tag: str, directory: str | os.PathLike[str]) -> _EventFiles:
@@ -49,10 +68,12 @@ def metric_from_tensorboard(tag: str, directory: str | os.PathLike[str]) -> _Eve
 
     Args:
       tag: the name of the scalar.
-      directory: where the event files are; those in directories below are read too.
+      directory: where the event files are, on this machine; those in directories below are read
+        too.
 
     Raises:
       ModuleNotFoundError: when tensorboard is not installed.
+      DirectoryError: when `directory` is the URL of an object store.
 
     Example:
       >>> metric = flaxckpt.metric_from_tensorboard("eval/loss", tmp_path / "logs")
@@ -61,4 +82,9 @@ def metric_from_tensorboard(tag: str, directory: str | os.PathLike[str]) -> _Eve
     """
     import tensorboard  # noqa: F401 - now, not in the background after hours of training
 
+    if "://" in os.fspath(directory):
+        raise DirectoryError(
+            f"event files are read from a directory of this machine, not from {directory}. Mount "
+            "the bucket, or copy them."
+        )
     return _EventFiles(tag, Path(directory))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -44,12 +44,14 @@ class ForeignCheckpoint:
       format: what its format is called.
       nodes: its structure.
       leaves: its leaves.
+      metadata: none: it is where each library's own users put it.
     """
 
     path: Location
     format: str
     nodes: Sequence[Node | None]
     leaves: Sequence[SavedLeaf]
+    metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
     def unchanged(self) -> Iterator[None]:

@@ -12,12 +12,17 @@ from flaxckpt.storage.location import PathLike
 
 
 class LazyCheckpoint(Mapping[str, Leaf]):
-    """The leaves of a checkpoint by key path, in the order of `jax.tree.leaves`."""
+    """The leaves of a checkpoint by key path, in the order of `jax.tree.leaves`.
+
+    Attributes:
+      metadata: what it was saved with as `metadata=`.
+    """
 
     def __init__(self, source: Source, options: Options):
         """The leaves of `source`."""
         self._source, self._options = source, options
         self._leaves = {leaf.name: leaf for leaf in source.leaves}
+        self.metadata = dict(source.metadata)
 
     def __getitem__(self, name: str) -> Leaf:
         """The leaf at the key path `name`."""

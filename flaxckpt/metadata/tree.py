@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple, get_args
 
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import limits
+from flaxckpt.metadata.past import PastSave, decode_past, encode_past
 from flaxckpt.storage.layout import FORMAT_VERSION
 from flaxckpt.tree.keypaths import Key, Kind, decode_key, encode_key
 from flaxckpt.tree.node import MAPPING_KINDS, SEQUENCE_KINDS, Node, NodeKind, plain_value
@@ -31,17 +32,20 @@ class SavedTree:
       records: its leaves, in the same order.
       attempt: the id of the save that wrote it.
       files: the other files beside it, by name.
+      past: the saves of the same run before this one, as far as it remembers them.
     """
 
     nodes: tuple[Node | None, ...]
     records: tuple[LeafRecord, ...]
     attempt: str
     files: Mapping[str, SavedFile]
+    past: tuple[PastSave, ...] = ()
 
 
 def encode_tree(tree: SavedTree) -> dict[str, Any]:
     """`tree` as JSON."""
-    return with_files(encode_structure(tree.nodes, tree.records), tree.attempt, tree.files)
+    structure = encode_structure(tree.nodes, tree.records)
+    return with_files(structure, tree.attempt, tree.files, tree.past)
 
 
 def encode_structure(nodes: Iterable[Node | None], records: Iterable[LeafRecord]) -> dict[str, Any]:
@@ -55,15 +59,19 @@ def encode_structure(nodes: Iterable[Node | None], records: Iterable[LeafRecord]
 
 
 def with_files(
-    structure: Mapping[str, Any], attempt: str, files: Mapping[str, SavedFile]
+    structure: Mapping[str, Any],
+    attempt: str,
+    files: Mapping[str, SavedFile],
+    past: Sequence[PastSave] = (),
 ) -> dict[str, Any]:
     """The tree of `structure`, from `encode_structure`, as one save wrote it."""
-    return {
+    data = {
         "format": FORMAT_VERSION,
         "attempt": attempt,
         **structure,
         "files": [[name, *file] for name, file in files.items()],
     }
+    return data | {"past": encode_past(past)} if past else data
 
 
 def decode_tree(data: Any, path: str) -> SavedTree:
@@ -80,7 +88,8 @@ def decode_tree(data: Any, path: str) -> SavedTree:
         nodes = tuple(n if n is None else _decode_node(n, count) for n in data["structure"])
         records = tuple(_decode_record(leaf, meshes) for leaf in data["leaves"])
         files = {str(name): SavedFile(size, crc) for name, size, crc in data["files"]}
-        return SavedTree(nodes, records, str(data["attempt"]), files)
+        past = decode_past(data.get("past", ()))
+        return SavedTree(nodes, records, str(data["attempt"]), files, past)
     except (KeyError, TypeError, ValueError, IndexError, AttributeError, OverflowError) as error:
         raise CorruptCheckpointError(
             f"{path} does not describe a tree: {type(error).__name__}: {error}. "

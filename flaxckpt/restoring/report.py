@@ -41,6 +41,11 @@ class RestoreReport:
     seconds: float = 0.0
     damaged: tuple[tuple[int, str], ...] = ()
 
+    @property
+    def gb_per_s(self) -> float:
+        """Gigabytes (10^9 bytes) a second."""
+        return self.nbytes / 1e9 / self.seconds if self.seconds else 0.0
+
     def __str__(self) -> str:
         """One line for a log."""
         counts = "".join(
@@ -52,7 +57,7 @@ class RestoreReport:
         damaged = f" (passed over, damaged: {passed})" if passed else ""
         return (
             f"restored {len(self.restored)} leaves{counts}, {self.nbytes / 1e6:.1f} MB in "
-            f"{self.seconds:.3f} s from {self.path}{damaged}"
+            f"{self.seconds:.3f} s, {self.gb_per_s:.2f} GB/s from {self.path}{damaged}"
         )
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol
 
@@ -46,6 +46,10 @@ class Source(Protocol):
     @property
     def leaves(self) -> Sequence[SavedLeaf]:
         """Its leaves, in the same order."""
+
+    @property
+    def metadata(self) -> Mapping[str, Any]:
+        """The user's own metadata."""
 
     def unchanged(self) -> AbstractContextManager[None]:
         """Makes sure that what is read in the block is what was opened."""

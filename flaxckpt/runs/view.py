@@ -16,6 +16,8 @@ class RunView:
     def __init__(self, run: Run, metric: Metric, mode: Mode, clock: Callable[[], float]):
         """The steps of `run`, of which `metric` decides what is best."""
         self._run, self._metric, self._mode, self._clock = run, metric, mode, clock
+        self._last_step: int | None = None
+        self._restored_step: int | None = None
 
     def steps(self) -> list[int]:
         """The committed steps, in order."""
@@ -31,6 +33,22 @@ class RunView:
         """The committed step with the best metric; `None` when none has one."""
         ranked = best_first(self._run.infos(self._metric), self._mode)
         return ranked[0].step if ranked else None
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that this manager saved or restored last."""
+        return self._last_step
+
+    @property
+    def restored_step(self) -> int | None:
+        """The step that this manager restored last."""
+        return self._restored_step
+
+    @property
+    def next_step(self) -> int:
+        """Where a loop goes on: after the step saved or restored last, else after the newest."""
+        step = self.latest_step if self._last_step is None else self._last_step
+        return 0 if step is None else step + 1
 
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that `step` was saved with.

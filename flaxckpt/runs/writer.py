@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import collections
 import dataclasses
 import functools
 import logging
+import math
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
@@ -20,9 +22,12 @@ from flaxckpt.items.encoded import Place
 from flaxckpt.items.names import check_names
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.past import MAX_PAST, PastSave
 from flaxckpt.options import Options
 from flaxckpt.retention import Keep, Metric, Mode
 from flaxckpt.runs.background import Background
+from flaxckpt.runs.costs import Accounts, Cost
+from flaxckpt.runs.history import history
 from flaxckpt.runs.run import Run
 from flaxckpt.saving import contents
 from flaxckpt.saving.feed import Feed
@@ -85,14 +90,23 @@ class _Save:
 class Writer:
     """Writes one step at a time, and deletes steps after each commit."""
 
-    def __init__(self, run: Run, retention: Retention, options: Options, *, async_: bool):
-        """A writer for `run`."""
+    def __init__(
+        self,
+        run: Run,
+        retention: Retention,
+        options: Options,
+        accounts: Accounts | None = None,
+        *,
+        async_: bool,
+    ):
+        """A writer for `run`, which tells `accounts` of what it does."""
         self.background = Background(options.timeout_secs)
         self._run, self._retention, self._options = run, retention, options
-        self._async = async_
+        self._async, self._accounts = async_, accounts
         self._plan: SavePlan | None = None
         self._item_plans: dict[str, SavePlan] = {}
         self._is_prepared = False
+        self._past: collections.deque[PastSave] | None = None
 
     def save(
         self,
@@ -136,7 +150,8 @@ class Writer:
             )
             self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
             tree = contents.Tree(layout.ITEM, taken.plan)
-            job = Job(tree, path, described, overwrite, self._options, tuple(of_items))
+            past = self._remembered() if group.is_leader else ()
+            job = Job(tree, path, described, overwrite, self._options, tuple(of_items), past)
             self._start(_Save(step, job, meeting, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:
@@ -187,21 +202,31 @@ class Writer:
 
     def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
-        plan, path = save.job.state.plan, save.job.final
-        write(save.job, pieces, save.meeting)
+        job, is_leader = save.job, save.meeting.group.is_leader
+        write(job, pieces, save.meeting)
         self._run.forget(save.step)
-        seconds = time.monotonic() - save.began
-        logger.info(
-            "saved step %d: %d leaves, %.1f MB in %.3f s (%.1f ms blocked) to %s",
-            save.step,
-            len(plan.records),
-            plan.nbytes / 1e6,
-            seconds,
-            (seconds if save.blocked is None else save.blocked) * 1e3,
-            path,
-        )
-        if save.meeting.group.is_leader:
+        plan, seconds = job.state.plan, time.monotonic() - save.began
+        blocked = seconds if save.blocked is None else save.blocked
+        cost = Cost(save.step, len(plan.records), plan.nbytes, seconds, blocked)
+        logger.info("saved step %d: %s, to %s", save.step, cost, job.final)
+        self._remember(cost, job.described.metrics)
+        if is_leader:
             self._delete_unkept(save.step)
+
+    def _remember(self, cost: Cost, metrics: Mapping[str, float]) -> None:
+        """Remembers a save, for the next ones to tell of it."""
+        past = [] if self._past is None else self._past  # only process 0 remembers
+        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        times = (time.time(), cost.seconds, cost.blocked_seconds)
+        past.append(PastSave(cost.step, *times, cost.leaves, cost.nbytes, known))
+        if self._accounts is not None:
+            self._accounts.saved(cost)
+
+    def _remembered(self) -> tuple[PastSave, ...]:
+        """The saves of the run so far; what its newest step knows, when this is the first."""
+        if self._past is None:
+            self._past = collections.deque(history(self._run, self._options), maxlen=MAX_PAST)
+        return tuple(self._past)
 
     def _delete_unkept(self, saved: int) -> None:
         """Deletes the steps that are not to be kept. Only called after the commit of `saved`.

@@ -7,6 +7,7 @@ import dataclasses
 import tensorstore as ts
 
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.past import PastSave
 from flaxckpt.options import Options
 from flaxckpt.saving.contents import Item, WrittenTree
 from flaxckpt.saving.tree_writing import TreeWriter
@@ -24,6 +25,7 @@ class Job:
     overwrite: bool
     options: Options
     items: tuple[Item, ...] = ()
+    past: tuple[PastSave, ...] = ()
 
     @property
     def trees(self) -> tuple[WrittenTree, ...]:

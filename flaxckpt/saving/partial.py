@@ -10,6 +10,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flaxckpt import processes
+from flaxckpt.errors import ManagerError
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.options import BUFFER_BYTES, Options
@@ -68,27 +69,39 @@ class PartialSave:
         metadata: Mapping[str, Any] | None = None,
         options: Options = Options(),
     ):
-        """Begins to save to `path`; the arguments are those of `flaxckpt.save`.
+        """What is to be saved to `path`, within a `with` block.
+
+        Args:
+          path: as for `flaxckpt.save`, and so are the others.
+          overwrite: whether to replace a checkpoint that is there.
+          metadata: anything JSON can hold, for people and tools.
+          options: how to write.
+        """
+        self._final, self._options, self._overwrite = locate(path, options), options, overwrite
+        self._metadata = checkpoint_metadata.check_metadata(metadata or {})
+        self._tree, self._limit = _TreeInParts(), options.snapshot_bytes or BUFFER_BYTES
+        self._feed = Feed(self._limit)
+        self._written: concurrent.futures.Future[None] | None = None
+
+    def __enter__(self) -> Self:
+        """Begins to write.
 
         Raises:
-          StepExistsError: when there is a checkpoint at `path` and `overwrite` is not set.
-          DirectoryError: when `path` is a file, holds something else, or may not be written.
+          StepExistsError: when there is a checkpoint at the path and `overwrite` is not set.
+          DirectoryError: when it is a file, holds something else, or may not be written.
         """
-        final, started = locate(path, options), time.time_ns()
-        user_metadata = checkpoint_metadata.check_metadata(metadata or {})
+        final, options, overwrite = self._final, self._options, self._overwrite
         board = functools.partial(location.board, final.parent)
         self._group = processes.join(options.timeout_secs, board)
         self._meeting = self._group.meet(f"saving {final} in parts")
         with self._meeting.reporting():
             attempt = self._meeting.decide(functools.partial(admit, final, overwrite, options))
-        self._tree, self._options = _TreeInParts(), options
-        self._limit = options.snapshot_bytes or BUFFER_BYTES
-        self._feed = Feed(self._limit)
-        described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
+        described = CheckpointMetadata(attempt, time.time_ns(), 0, {}, self._metadata)
         job = Job(self._tree, final, described, overwrite, options)
         pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
         self._written = pool.submit(self._write, job)
         pool.shutdown(wait=False)
+        return self
 
     def _write(self, job: Job) -> None:
         """Writes what comes, and commits it at the end."""
@@ -107,16 +120,21 @@ class PartialSave:
           UnsupportedKeyError: when another part has a leaf of it already; nothing of it was
             written then, and the next may be added.
           UnsupportedLeafError: when a leaf cannot be held; likewise.
+          ManagerError: outside of the `with` block.
         """
+        if self._written is None or self._written.done():
+            self._raise_closed()
         kept = as_saved(part, self._options.save_dtype)
         state = take_apart(kept, self._options.chunk_bytes, process=self._group.process)
         self._tree.parts = self._tree.parts.with_part(state.plan)
         if not self._feed.put_all(stream(state, self._limit, copy=True)):
-            self._written.result()  # raises what went wrong
+            self._raise_closed()
 
-    def __enter__(self) -> Self:
-        """This."""
-        return self
+    def _raise_closed(self) -> None:
+        """Raises why nothing can be added: what went wrong while writing, or that it is over."""
+        if self._written is not None:
+            self._written.result()
+        raise ManagerError(f"parts of {self._final} are added within a with block. Open one.")
 
     def __exit__(
         self,
@@ -125,9 +143,13 @@ class PartialSave:
         traceback: TracebackType | None,
     ) -> None:
         """Commits, or raises what `flaxckpt.save` would; when the block raised, removes it all."""
-        if error is None:
+        assert self._written is not None, "it was entered"
+        if error is None and self._tree.parts.plans:
             self._feed.end()
             self._written.result()
             return
-        self._feed.fail(error)
+        empty = ManagerError(f"no part of {self._final} was added, so nothing is saved.")
+        self._feed.fail(error or empty)
         concurrent.futures.wait([self._written])
+        if error is None:
+            raise empty

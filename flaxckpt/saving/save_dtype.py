@@ -7,9 +7,11 @@ from collections.abc import Mapping
 from typing import Any
 
 import jax
+import ml_dtypes
 import numpy as np
 
-from flaxckpt.leaves.array import is_key_dtype
+from flaxckpt.errors import UnsupportedLeafError
+from flaxckpt.leaves.array import check_concrete, is_key_dtype
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.options import SaveDtype
 from flaxckpt.tree import nnx_objects
@@ -34,12 +36,26 @@ def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
 
 
 def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
-    """The leaf `name` as it is saved."""
+    """The leaf `name` as it is saved: never with more bits than it has.
+
+    Raises:
+      UnsupportedLeafError: when it is abstract or deleted.
+    """
     dtype = wanted if isinstance(wanted, str) else _first(wanted, name)
     if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
         return leaf
-    is_float = jax.dtypes.issubdtype(leaf.dtype, np.floating)
-    return leaf.astype(parse_dtype(dtype)) if is_float else leaf
+    if not jax.dtypes.issubdtype(leaf.dtype, np.floating) or _bits(leaf.dtype) <= _bits(dtype):
+        return leaf
+    try:
+        concrete = check_concrete(leaf) if isinstance(leaf, jax.Array) else leaf
+    except UnsupportedLeafError as error:
+        raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
+    return concrete.astype(parse_dtype(dtype))
+
+
+def _bits(dtype: Any) -> int:
+    """The size of a floating-point number."""
+    return int(ml_dtypes.finfo(parse_dtype(dtype) if isinstance(dtype, str) else dtype).bits)
 
 
 def _first(wanted: Mapping[str, str], name: str) -> str | None:

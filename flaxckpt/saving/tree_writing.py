@@ -12,6 +12,7 @@ import crc32c
 import tensorstore as ts
 
 from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata.past import PastSave
 from flaxckpt.metadata.tree import SavedFile, with_files
 from flaxckpt.options import Options
 from flaxckpt.saving import parts
@@ -84,13 +85,13 @@ class TreeWriter:
             n: SavedFile(size, None) for part in found for n, size in part.files.items()
         } | files
 
-    def write_metadata(self, files: dict[str, SavedFile]) -> None:
-        """Writes all but the arrays, which are in `files`."""
+    def write_metadata(self, files: dict[str, SavedFile], past: Sequence[PastSave]) -> None:
+        """Writes all but the arrays, which are in `files`; the saves before are `past`."""
         plan, fsync = self.tree.plan, self.options.fsync
         # Where it cannot rely on a rename, Orbax wants a marker in the item too.
         marker = {layout.COMMIT_SUCCESS: layout.ITEM_MARKER} if self.is_marked else {}
         written = write_files(self.item, marker | self.tree.orbax_files, fsync=fsync)
-        ours = with_files(plan.structure, self.attempt, files | written)
+        ours = with_files(plan.structure, self.attempt, files | written, past)
         data: dict[str, Any] = plan.orbax_members | {"flaxckpt": ours}
         location.write_file(self.item / layout.TREE_METADATA, sealed_json.seal(data), fsync=fsync)
 

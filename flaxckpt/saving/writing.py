@@ -140,7 +140,7 @@ def _write_metadata(
 ) -> None:
     """Writes all but the arrays and what processes have for themselves, which are `written`."""
     for writer, arrays in zip(writers, written.trees, strict=True):
-        writer.write_metadata(arrays)
+        writer.write_metadata(arrays, job.past if writer is writers[0] else ())
     records = {}
     for item in job.items:
         files = dict(item.files)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from collections.abc import Sequence
 from typing import Any
 
+import jax
 import numpy as np
 
 from flaxckpt.errors import RuleError
@@ -58,7 +60,11 @@ class Resize:
         Raises:
           RuleError: when that is not allowed.
         """
+        if leaf.is_initial:
+            return leaf
         array = array_of(self, leaf)
+        if array.shape == shape:
+            return leaf
         pairs = list(zip(array.shape, shape, strict=False))
         if len(array.shape) != len(shape):
             why = "has another number of axes"
@@ -67,12 +73,25 @@ class Resize:
         elif not self.truncate and any(new < old for old, new in pairs):
             why = "would have to be cut, and truncate=True is not given"
         else:
-            resized = Resized(array, shape, 0.0 if self.pad is None else self.pad)
+            pad = 0.0 if self.pad is None else self.pad
+            if self.pad is not None and not _is_held(pad, parse_dtype(array.dtype)):
+                raise RuleError(f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}.")
+            resized = Resized(array, shape, pad)
             spec = leaf.spec._replace(shape=shape, weak_type=False)
             return Leaf(leaf.name, Content(spec, resized), origin=leaf.origin)
         raise RuleError(
             f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
         )
+
+
+def _is_held(pad: float, dtype: np.dtype) -> bool:
+    """Whether arrays of `dtype` can have the element `pad`."""
+    if math.isnan(pad):
+        return bool(jax.dtypes.issubdtype(dtype, np.inexact))
+    try:
+        return bool(np.full((), pad, dtype) == pad)
+    except (OverflowError, TypeError, ValueError):
+        return False
 
 
 @dataclasses.dataclass(frozen=True, eq=False)

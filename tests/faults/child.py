@@ -3,7 +3,8 @@
 It imports everything once and then forks a worker for each worker that was killed, before jax has
 a backend or TensorStore a thread; so a new victim costs a fraction of a second. Who reads standard
 input, server or worker, takes one line of JSON for an attempt: the directory of a new run, the
-step to save, and which part of the protocol to break on purpose (`BREAKS`). The worker saves steps
+step to save, which part of the protocol to break on purpose (`BREAKS`), how a step becomes
+visible, and whether each has items. The worker saves steps
 0 and 1, which also warms it up, and answers `ready`; at the next line it makes the save that is
 traced, of step 2, whose commit makes retention delete step 0, or of step 1 again; and says how
 that ended; at the next line likewise step 3, with the same manager. The server answers `exit` for
@@ -26,6 +27,27 @@ from flaxckpt.storage import filesystem
 from flaxckpt.storage.commit import remove
 
 KEEP = flaxckpt.Keep(last=2)
+
+
+class Counter:
+    """An object that knows its own state."""
+
+    def __init__(self, count=-1):
+        self.count = count
+
+    def get_state(self):
+        """How far it is."""
+        return {"count": self.count}
+
+    def set_state(self, state):
+        """Goes on from there."""
+        self.count = state["count"]
+
+
+def items(step):
+    """What is saved beside the state: a tree, a JSON file, and the state of an object."""
+    ema = {"weights": np.arange(300.0) - step, "bias": np.full(3, step)}
+    return {"ema": ema, "config": {"name": f"step {step}"}, "data": Counter(step)}
 
 
 def state(step):
@@ -77,29 +99,33 @@ def answer(**said):
     print(json.dumps(said), flush=True)
 
 
-def save(manager, step, tree, overwrite=False):
+def save(manager, step, tree, overwrite=False, **beside):
     """Saves and says how it ended."""
     try:
-        manager.save(step, tree, overwrite=overwrite)
+        manager.save(step, tree, overwrite=overwrite, **beside)
     except Exception as error:  # noqa: BLE001 - the test judges it
         answer(error=type(error).__name__, message=str(error))
     else:
         answer(error=None)
 
 
-def attempt(directory, saved, broken, atomic_rename):
+def attempt(directory, saved, broken, atomic_rename, has_items):
     """One attempt, as the test asks for it line by line."""
+
+    def beside(step):
+        return items(step) if has_items else {}
+
     with BREAKS[broken]():
         options = flaxckpt.Options(atomic_rename=atomic_rename)
         manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False, options=options)
         for step in (0, 1):
-            manager.save(step, state(step))
-        tree = state(2)
+            manager.save(step, state(step), **beside(step))
+        tree, others = state(2), beside(2)
         answer(ready=os.getpid(), threads=[int(name) for name in os.listdir("/proc/self/task")])
         sys.stdin.readline()
-        save(manager, saved, tree, overwrite=saved == 1)
+        save(manager, saved, tree, overwrite=saved == 1, **others)
         sys.stdin.readline()
-        save(manager, 3, state(3))
+        save(manager, 3, state(3), **beside(3))
 
 
 def work(line):

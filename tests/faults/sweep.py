@@ -11,6 +11,7 @@ import contextlib
 import dataclasses
 import json
 import os
+import re
 import select
 import shutil
 import signal
@@ -19,7 +20,7 @@ import sys
 
 import flaxckpt
 from flaxckpt.testing import differences
-from tests.faults.child import KEEP, state
+from tests.faults.child import KEEP, Counter, items, state
 from tests.faults.tracing import Call, Tracer, injection
 from tests.processes import ROOT, environment
 
@@ -37,12 +38,16 @@ class Scenario:
       allowed: the steps that there may be after a fault; the last are those without one.
       broken: which part of the protocol is broken on purpose.
       atomic_rename: whether steps become visible by a rename, or by a marker.
+      has_items: whether every step has `items` beside its state; `saved` is a new one then.
+      swept: a pattern: only calls on paths in which it is found get a fault.
     """
 
     saved: int
     allowed: tuple[list[int], ...]
     broken: str = ""
     atomic_rename: bool = True
+    has_items: bool = False
+    swept: str = ""
 
     @property
     def options(self):
@@ -53,6 +58,10 @@ class Scenario:
         """What may be in `step`."""
         return [state(step), state(2)] if step == self.saved else [state(step)]
 
+    def beside(self, step):
+        """What is saved beside the state of `step`."""
+        return items(step) if self.has_items else {}
+
 
 # Before the commit of step 2, after it, and after the deletion of step 0.
 RETENTION = Scenario(2, ([0, 1], [0, 1, 2], [1, 2]))
@@ -61,6 +70,7 @@ OVERWRITE = Scenario(1, ([0, 1],))
 SCENARIOS = {"retention": RETENTION, "overwrite": OVERWRITE}
 MARKER = dataclasses.replace(RETENTION, atomic_rename=False)
 ALL_SCENARIOS = SCENARIOS | {"marker": MARKER}
+ITEMS = dataclasses.replace(RETENTION, has_items=True, swept="/(ema|config|data)(/|$)")
 
 
 class Child:
@@ -100,6 +110,7 @@ class Child:
             "saved": scenario.saved,
             "broken": scenario.broken,
             "atomic_rename": scenario.atomic_rename,
+            "has_items": scenario.has_items,
         }
         self.say(json.dumps(task))
         heard = self.hear()
@@ -159,7 +170,8 @@ def record(child, directory, scenario):
 
 def sweep(child, tmp_path, scenario, kind, fault):
     """Puts `fault` into every call of `kind` of a save."""
-    wanted = [c for c in record(child, tmp_path / "undisturbed", scenario) if c.kind == kind]
+    calls = [c for c in record(child, tmp_path / "undisturbed", scenario) if c.kind == kind]
+    wanted = [c for c in calls if re.search(scenario.swept, c.path)]
     missed = {call.identity: call for call in wanted}
     runs = []
     for number, call in [(number, call) for number in range(PASSES) for call in wanted]:
@@ -217,6 +229,19 @@ def problems_of_steps(directory, scenario, allowed):
             problems += flaxckpt.verify(directory / str(step)).problems
             found = reader.restore(step=step)
             problems += min((differences(s, found) for s in scenario.states(step)), key=len)
+            if scenario.has_items:
+                problems += problems_of_items(directory / str(step), step)
+    return problems
+
+
+def problems_of_items(path, step):
+    """What is wrong with the items of a step."""
+    counter = Counter()
+    found = flaxckpt.restore_items(path, {"ema": None, "config": None, "data": counter})
+    expected = items(step)
+    problems = differences(expected["ema"], found["ema"])
+    if (found["config"], counter.count) != (expected["config"], step):
+        problems.append(f"the items of step {step} are {found['config']} and {counter.count}")
     return problems
 
 
@@ -238,7 +263,7 @@ def problems_after_kill(directory, scenario):
             problems += problems_of_files(directory)
             step = manager.next_step
             expected = [*manager.steps(), step][-2:]
-            manager.save(step, state(step))
+            manager.save(step, state(step), **scenario.beside(step))
         problems += problems_of_steps(directory, scenario, [expected]) + problems_of_files(
             directory
         )
