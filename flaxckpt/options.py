@@ -49,6 +49,8 @@ class Options:
         `bfloat16`, for all, or names by pattern (`re.fullmatch`) over key paths, of which the first
         that matches counts. The arrays are converted where they are, which needs room there. A
         restore to the old dtype asks for `dtype="widen"`.
+      progress: whether a save or a restore that takes longer than two seconds shows a bar, where
+        the standard error is a terminal.
       storage: how object stores (`s3://`, `gs://`) are reached.
 
     Raises:
@@ -68,6 +70,7 @@ class Options:
     timeout_secs: float = 3600.0
     broadcast: bool = False
     save_dtype: SaveDtype | None = None
+    progress: bool = True
     storage: ObjectStore = ObjectStore()  # noqa: RUF009 - it is frozen
 
     def __post_init__(self) -> None:

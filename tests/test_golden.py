@@ -1,7 +1,12 @@
 """A checkpoint that was written by any released version loads for ever.
 
-`tests/golden/format_1` was written by `write(...)` below, with version 0.1.0. A new format gets a
-new directory; those that are there are never written again.
+`tests/golden/format_1` was written by `write(...)` below, with version 0.1.0, and what is below
+`tests/golden/runs` by `write_run(...)`: that has what came to that format later (items, the saves
+before, `save_dtype`). A new format gets a new directory; those that are there are never written
+again.
+
+    python -m tests.test_golden checkpoint tests/golden/format_2
+    python -m tests.test_golden run tests/golden/runs/format_2
 """
 
 import collections
@@ -19,9 +24,14 @@ from flax import nnx
 from flax.core import freeze
 
 import flaxckpt
+from flaxckpt.runs.history import history
+from flaxckpt.runs.run import Run
 from tests.trees import assert_same
 
-GOLDEN = sorted((Path(__file__).parent / "golden").iterdir())
+GOLDEN = sorted((Path(__file__).parent / "golden").glob("format_*"))
+RUNS = sorted((Path(__file__).parent / "golden" / "runs").iterdir())
+# In the run, this step was saved, and those before it deleted.
+KEPT, GONE = 30, (10, 20)
 
 
 def tree():
@@ -87,6 +97,119 @@ def uncut(records):
     return [r._replace(array=r.array and r.array._replace(chunks=())) for r in records]
 
 
+def state():
+    """What is saved with fewer bits, by `OPTIONS`."""
+    return {
+        "params": {"kernel": jnp.linspace(-1, 1, 12).reshape(3, 4), "bias": np.arange(4.0)},
+        "ema": {"kernel": jnp.linspace(-3, 3, 12).reshape(3, 4)},
+        "step": jnp.int32(30),
+    }
+
+
+OPTIONS = flaxckpt.Options(save_dtype={"params/.*": "bfloat16", "ema/.*": "float16"})
+
+
+def restored_state():
+    """What is restored of it without a target."""
+    saved = state()
+    bias = saved["params"]["bias"].astype(jnp.bfloat16)
+    return {
+        "params": {"kernel": saved["params"]["kernel"].astype(jnp.bfloat16), "bias": bias},
+        "ema": {"kernel": saved["ema"]["kernel"].astype(jnp.float16)},
+        "step": saved["step"],
+    }
+
+
+class Counter:
+    """An iterator with `get_state` and `set_state`, as those of grain."""
+
+    at = 0
+
+    def get_state(self):
+        return {"at": self.at}
+
+    def set_state(self, state):
+        self.at = state["at"]
+
+
+def items():
+    """One of each kind that needs nothing but numpy and jax."""
+    counter = Counter()
+    counter.at = 7
+    generator = np.random.default_rng(5)
+    generator.normal(size=3)
+    return {
+        "config": {"layers": [12, None, True, 0.1, "\u00e9"], "nested": {"": {}}},
+        "stats": {"mean": np.arange(3.0), "count": (jnp.int32(4), 5)},
+        "rng": generator,
+        "old_rng": np.random.RandomState(6),
+        "key": jax.random.wrap_key_data(jnp.arange(2, dtype=jnp.uint32), impl="threefry2x32"),
+        "data": counter,
+    }
+
+
+def write_run(path):
+    """Writes a run, of which only the newest step is kept; it remembers the others."""
+    keep = flaxckpt.Keep(last=1)
+    with flaxckpt.CheckpointManager(path, keep=keep, options=OPTIONS) as ckpt:
+        for step in (*GONE, KEPT):
+            ckpt.save(step, state(), metrics={"loss": step / 8}, **items())
+            ckpt.wait()
+        ckpt.pin(KEPT)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def test_a_run_of_each_format_loads(path):
+    assert flaxckpt.verify(path / str(KEPT), strict=True).problems == ()
+    ckpt = flaxckpt.CheckpointManager(path, read_only=True, metric="loss")
+    assert ckpt.steps() == [KEPT]
+    assert_same(restored_state(), ckpt.restore())
+    # The target of a loop has the wider floats.
+    widened = jax.tree.map(lambda wide, narrow: narrow.astype(wide.dtype), state(), ckpt.restore())
+    assert_same(widened, ckpt.restore(state(), dtype="widen"))
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def test_the_items_of_a_run_of_each_format_load(path):
+    expected, counter = items(), Counter()
+    targets = dict.fromkeys(expected) | {"data": counter}
+    found = flaxckpt.restore_items(path / str(KEPT), targets)
+    assert found["data"] is counter
+    assert counter.at == expected.pop("data").at
+    assert found.pop("data").at == 7
+    for name in ("rng", "old_rng"):
+        assert list(found.pop(name).bytes(9)) == list(expected.pop(name).bytes(9))
+    assert_same(expected, found)
+
+
+@pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
+def test_a_run_of_each_format_remembers_its_saves(path):
+    saves = history(Run(path, fsync=False))
+    assert [save.step for save in saves] == [*GONE, KEPT]
+    assert [dict(save.metrics) for save in saves] == [{"loss": s / 8} for s in (*GONE, KEPT)]
+    assert {(save.leaves, save.nbytes) for save in saves} == {(4, 60)}
+    assert all(save.seconds > 0 and save.time > 1.7e9 for save in saves)
+
+
+def test_the_golden_run_is_what_is_written_today(tmp_path):
+    """When this fails, the format has changed: give it a new version."""
+    write_run(tmp_path / "x")
+    (newest, written) = (
+        flaxckpt.checkpoint.open_checkpoint(path / str(KEPT)) for path in (RUNS[-1], tmp_path / "x")
+    )
+    assert uncut(written.tree.records) == uncut(newest.tree.records)
+    assert written.tree.nodes == newest.tree.nodes
+    assert kinds(written) == kinds(newest)
+
+
+def kinds(checkpoint):
+    """How the items are stored, but for their checksums: a tree has the id of its save in it."""
+    return {
+        name: (item.kind, set(item.files), item.tree, item.details)
+        for name, item in checkpoint.described.items.items()
+    }
+
+
 if __name__ == "__main__":
-    shutil.rmtree(sys.argv[1], ignore_errors=True)
-    write(sys.argv[1])
+    shutil.rmtree(sys.argv[2], ignore_errors=True)
+    {"checkpoint": write, "run": write_run}[sys.argv[1]](sys.argv[2])

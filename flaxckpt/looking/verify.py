@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import re
-from collections.abc import Container, Iterator, Sequence
+from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
 import crc32c
@@ -46,7 +46,13 @@ class VerifyReport:
         return not self.problems
 
 
-def verify(path: PathLike, *, strict: bool = False, options: Options = Options()) -> VerifyReport:
+def verify(
+    path: PathLike,
+    *,
+    strict: bool = False,
+    options: Options = Options(),
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> VerifyReport:
     """Reads every byte of the checkpoint at `path` and checks every checksum.
 
     It also finds chunks and files that are missing, that no leaf has, or of another size.
@@ -55,6 +61,7 @@ def verify(path: PathLike, *, strict: bool = False, options: Options = Options()
       path: the directory of one checkpoint.
       strict: whether to raise when something is wrong.
       options: how to read; `max_host_bytes` bounds the memory.
+      progress: is called with the number of bytes that were read since the last time.
 
     Raises:
       CheckpointNotFoundError: when there is no checkpoint at `path`, or it was deleted meanwhile.
@@ -71,7 +78,7 @@ def verify(path: PathLike, *, strict: bool = False, options: Options = Options()
         problems = (
             *unreadable.values(),
             *_check_files(checkpoint, trees, unreadable),
-            *(line for tree in trees for line in _check_tree(tree, options.buffer_bytes)),
+            *(line for tree in trees for line in _check_tree(tree, options.buffer_bytes, progress)),
         )
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
@@ -118,10 +125,10 @@ def _is_database(name: str, directory: str) -> bool:
     return name.startswith(start) and _DATABASE.fullmatch(name[len(start) :]) is not None
 
 
-def _check_tree(tree: Checkpoint, ahead: int) -> Iterator[str]:
+def _check_tree(tree: Checkpoint, ahead: int, progress: Callable[[int], None]) -> Iterator[str]:
     """What is wrong with the arrays of a tree."""
     where = "" if tree.directory == layout.ITEM else f"in {tree.directory}: "
-    for line in (*_check_keys(tree), *_check_chunks(tree, ahead)):
+    for line in (*_check_keys(tree), *_check_chunks(tree, ahead, progress)):
         yield f"{where}{line}"
 
 
@@ -182,7 +189,7 @@ def _chunk_keys(record: LeafRecord) -> set[str]:
     return {zarr3.chunk_key(array.store, grid) for grid, _ in grids}
 
 
-def _check_chunks(checkpoint: Checkpoint, ahead: int) -> list[str]:
+def _check_chunks(checkpoint: Checkpoint, ahead: int, progress: Callable[[int], None]) -> list[str]:
     """What is wrong with the chunks of each leaf."""
     reads = [
         ArrayRead(record.name, record.array, [whole(record.array.shape)])
@@ -190,6 +197,6 @@ def _check_chunks(checkpoint: Checkpoint, ahead: int) -> list[str]:
         if record.array is not None
     ]
     try:
-        return check_arrays(checkpoint, reads, ahead)
+        return check_arrays(checkpoint, reads, ahead, progress)
     except CorruptCheckpointError as error:
         return [str(error)]

@@ -18,27 +18,40 @@ def advice_for(mismatches: Sequence[Mismatch], in_optimizer: Set[str]) -> str:
       in_optimizer: the names of those that are leaves of optimizers, at least.
     """
     problems, names = {m.problem for m in mismatches}, {m.name for m in mismatches}
-    guessed = [(m, found[1]) for m in mismatches if (found := _GUESS.fullmatch(m.note))]
+    guessed = [(m.name, found[1]) for m in mismatches if (found := _GUESS.fullmatch(m.note))]
     if "ambiguous" in problems:
         return (
             "Say which it is with transforms=[flaxckpt.Rename(...)], or begin the optimizer anew "
             'with opt_state="reset".'
         )
     if guessed:
-        pattern, replacement = rename(guessed[0][1], guessed[0][0].name)
-        rule = f"flaxckpt.Rename({_code(pattern)}, {_code(replacement)})"
-        return (
-            f"If that is meant, pass transforms=[{rule}]; gaps are allowed with "
-            'missing="init" and unexpected="ignore".'
-        )
-    if problems <= {"missing", "unexpected"} and names <= in_optimizer:
+        return _about_guess(*guessed[0])
+    if problems <= {"missing", "unexpected"}:
+        what = "optimizer" if names <= in_optimizer else "target"
+        return _about_gaps(what)
+    if "empty" in problems:
+        return _about_empties(next(m for m in mismatches if m.problem == "empty"))
+    return _about_types(problems) or _about_gaps("target")
+
+
+def _about_guess(name: str, saved: str) -> str:
+    """What to do when the leaf `name` may be the saved one."""
+    pattern, replacement = rename(saved, name)
+    rule = f"flaxckpt.Rename({_code(pattern)}, {_code(replacement)})"
+    return (
+        f"If that is meant, pass transforms=[{rule}]; gaps are allowed with "
+        'missing="init" and unexpected="ignore".'
+    )
+
+
+def _about_gaps(what: str) -> str:
+    """What to do about leaves that only one side has."""
+    if what == "optimizer":
         return (
             "Build the optimizer the way the saved one was built, begin it anew with "
             'opt_state="reset", or allow gaps with missing="init" and unexpected="ignore".'
         )
-    if "empty" in problems:
-        return _about_empties(next(m for m in mismatches if m.problem == "empty"))
-    return _about_types(problems) or (
+    return (
         "Build the target the way the saved state was built, or allow gaps with "
         'missing="init" and unexpected="ignore".'
     )

@@ -58,14 +58,22 @@ def read_arrays(
         yield [one.parts() for one in plans]
 
 
-def check_arrays(checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int) -> list[str]:
+def check_arrays(
+    checkpoint: Checkpoint,
+    reads: Sequence[ArrayRead],
+    ahead: int,
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> list[str]:
     """What is wrong with `reads`: a line for each that is damaged; nothing of them is kept.
+
+    How many bytes were read since the last time is told to `progress`.
 
     Raises:
       CorruptCheckpointError: when the database itself cannot be read.
     """
     lines: dict[str, str] = {}
-    for _, problems in _read(checkpoint, reads, ahead, keep=False):
+    for plans, problems in _read(checkpoint, reads, ahead, keep=False):
+        progress(sum(one.nbytes for one in plans))
         for problem in problems:
             lines.setdefault(problem.located.chunk.name, _describe(checkpoint, problem))
     return list(lines.values())

@@ -14,6 +14,7 @@ from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy import LazyArray, nbytes_of
 from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
 from flaxckpt.options import Options
+from flaxckpt.progress import Progress
 from flaxckpt.restoring import placement, replicas
 from flaxckpt.restoring.assembly import assemble, is_too_large
 from flaxckpt.restoring.chunk_reads import ArrayRead, Parts
@@ -21,6 +22,8 @@ from flaxckpt.restoring.lazy_reads import read_source
 from flaxckpt.restoring.plan import LeafPlan, raise_any
 from flaxckpt.restoring.source import Source
 from flaxckpt.sharding.chunks import Region, whole
+
+Batch = list[tuple[int, Parts | None]]
 
 
 def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
@@ -38,15 +41,18 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
     values: dict[int, Any] = {}
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
-    for batch in _batches(source, leaves, set(large), options.buffer_bytes, held):
-        fitting = []
-        for i, parts in batch:
-            try:
-                fitting.append((i, _checked(leaves[i], parts)))
-            except OverflowError as error:
-                mismatches[i] = _out_of_range(leaves[i], error)
-        placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
-        values.update(zip((i for i, _ in fitting), placed, strict=True))
+    batches = _batches(source, leaves, set(large), options.buffer_bytes, held)
+    total = sum(nbytes_of(a) for leaf in leaves if (a := leaf.record.array) is not None)
+    with Progress(f"restoring {source.path}", total, is_shown=options.progress) as bar:
+        for batch in bar.counted(batches, _nbytes):
+            fitting = []
+            for i, parts in batch:
+                try:
+                    fitting.append((i, _checked(leaves[i], parts)))
+                except OverflowError as error:
+                    mismatches[i] = _out_of_range(leaves[i], error)
+            placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
+            values.update(zip((i for i, _ in fitting), placed, strict=True))
     for i in large:
         array = assemble(source, leaves[i], options.buffer_bytes)
         values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
@@ -57,6 +63,11 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
     return [values[i] for i in range(len(leaves))]
 
 
+def _nbytes(batch: Batch) -> int:
+    """The size of what was read for a batch, in bytes."""
+    return sum(part.nbytes for _, parts in batch if parts for part in parts.values())
+
+
 def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
     """`leaf`, and which copy of its array is read for all."""
     array, wanted = leaf.record.array, leaf.wanted
@@ -64,9 +75,6 @@ def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
         return leaf
     replica = replicas.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
     return leaf._replace(replica=replica)
-
-
-Batch = list[tuple[int, Parts | None]]
 
 
 def _batches(

@@ -9,7 +9,7 @@ import tensorstore as ts
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.metadata.past import PastSave
 from flaxckpt.options import Options
-from flaxckpt.saving.contents import Item, WrittenTree
+from flaxckpt.saving.contents import Item, Tree, WrittenTree
 from flaxckpt.saving.tree_writing import TreeWriter
 from flaxckpt.storage import location
 from flaxckpt.storage.location import Location
@@ -42,6 +42,11 @@ class Job:
     def held_bytes(self) -> int:
         """The size of what this process has of the arrays, each region once."""
         return sum(tree.plan.held_bytes for tree in self.trees)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The same, where it is known from the start."""
+        return self.held_bytes if isinstance(self.state, Tree) else None
 
     @property
     def is_marked(self) -> bool:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 from flaxckpt.agreement import Meeting
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.progress import Progress
 from flaxckpt.saving import parts
 from flaxckpt.saving.job import Job
 from flaxckpt.saving.parts import Share
@@ -42,11 +43,15 @@ def write(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
       ProcessFailedError: when another process of the job failed; nothing is committed then.
       ProcessTimeoutError: when another process of the job did not arrive.
     """
-    with meeting.reporting(), location.reached(job.final):
-        if meeting.group.is_leader:
-            _lead(job, pieces, meeting)
+    is_leader = meeting.group.is_leader
+    is_shown = is_leader and job.options.progress
+    bar = Progress(f"saving {job.final}", job.total_bytes, is_shown=is_shown)
+    with meeting.reporting(), location.reached(job.final), bar:
+        counted = bar.counted(pieces, lambda piece: piece.values.nbytes)
+        if is_leader:
+            _lead(job, counted, meeting)
         else:
-            _follow(job, pieces, meeting)
+            _follow(job, counted, meeting)
 
 
 def _follow(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:

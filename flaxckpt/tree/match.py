@@ -76,37 +76,42 @@ def match(
     """
     used = set(pairs.saved.values()).union(*pairs.candidates.values())
     left = [name for name in sides.saved if name not in used]
-    candidates = [name for name in left if name not in sides.in_optimizer]
-    guess = _Guess({name: sides.saved[name] for name in candidates})
-    rows, initialised, ignored = [], [], []
-    for name, wanted in sides.target.items():
-        saved = pairs.saved.get(name)
-        if saved is not None:
-            if why := problem(sides.saved[saved].spec, wanted):
-                as_saved = "" if saved == name else f"(saved as {saved})"
-                rows.append(
-                    Mismatch(why, name, str(sides.saved[saved].spec), str(wanted), as_saved)
-                )
-        elif name in pairs.candidates:
-            note = f"(may be {' or '.join(pairs.candidates[name])})"
-            rows.append(Mismatch("ambiguous", name, "-", str(wanted), note))
-        elif (empty := sides.saved_empties.get(name)) is not None:
-            note = _masked(empty, "checkpoint")
-            rows.append(Mismatch("empty", name, empty, str(wanted), note))
-        elif gaps.initialises(name):
-            initialised.append(name)
-        else:
-            note = "" if name in sides.in_optimizer else guess(name, str(wanted))
-            rows.append(Mismatch("missing", name, "-", str(wanted), note))
-    for name in left:
-        if (empty := sides.target_empties.get(name)) is not None:
-            spec = str(sides.saved[name].spec)
-            rows.append(Mismatch("empty", name, spec, empty, _masked(empty, "target")))
-        elif gaps.ignores(name):
-            ignored.append(name)
-        else:
-            rows.append(Mismatch("unexpected", name, str(sides.saved[name].spec), "-"))
+    known = pairs.saved.keys() | pairs.candidates.keys() | sides.saved_empties.keys()
+    initialised = [n for n in sides.target if n not in known and gaps.initialises(n)]
+    ignored = [n for n in left if n not in sides.target_empties and gaps.ignores(n)]
+    guess = _Guess({n: sides.saved[n] for n in left if n not in sides.in_optimizer})
+    skipped = {*initialised, *ignored}
+    found = [_target_row(n, sides, pairs, problem, guess) for n in sides.target if n not in skipped]
+    rows = [row for row in found if row is not None]
+    rows += [_saved_row(name, sides) for name in left if name not in skipped]
     return Match(rows, initialised, ignored)
+
+
+def _target_row(
+    name: str, sides: Sides, pairs: Pairs, problem: Callable[[Any, Any], str], guess: _Guess
+) -> Mismatch | None:
+    """What is wrong with the leaf `name` of the target, which needs a saved one."""
+    wanted = sides.target[name]
+    if (saved := pairs.saved.get(name)) is not None:
+        spec = sides.saved[saved].spec
+        note = "" if saved == name else f"(saved as {saved})"
+        why = problem(spec, wanted)
+        return Mismatch(why, name, str(spec), str(wanted), note) if why else None
+    if (candidates := pairs.candidates.get(name)) is not None:
+        note = f"(may be {' or '.join(candidates)})"
+        return Mismatch("ambiguous", name, "-", str(wanted), note)
+    if (empty := sides.saved_empties.get(name)) is not None:
+        return Mismatch("empty", name, empty, str(wanted), _masked(empty, "checkpoint"))
+    note = "" if name in sides.in_optimizer else guess(name, str(wanted))
+    return Mismatch("missing", name, "-", str(wanted), note)
+
+
+def _saved_row(name: str, sides: Sides) -> Mismatch:
+    """What is wrong with the leaf `name` of the checkpoint, which the target has no place for."""
+    spec = str(sides.saved[name].spec)
+    if (empty := sides.target_empties.get(name)) is not None:
+        return Mismatch("empty", name, spec, empty, _masked(empty, "target"))
+    return Mismatch("unexpected", name, spec, "-")
 
 
 def _masked(empty: str, side: str) -> str:

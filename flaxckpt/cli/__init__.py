@@ -1,0 +1,1 @@
+"""The command `flaxckpt`: checkpoints from the shell. See docs/cli.md."""

@@ -1,0 +1,68 @@
+"""`flaxckpt export A B.safetensors`: the arrays of a checkpoint of any format as safetensors."""
+
+from __future__ import annotations
+
+import argparse
+
+from flaxckpt.cli.command import FINE, CliError, Command, byte_count, options_of
+from flaxckpt.cli.output import Output
+
+
+def _add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Its arguments."""
+    parser.add_argument("a", metavar="A", help="a checkpoint of any format, or its URL")
+    parser.add_argument("b", metavar="B", help="the file, which ends in .safetensors, or its URL")
+    parser.add_argument("--dtype", help="what arrays of floats become, such as bfloat16")
+    parser.add_argument(
+        "--max-shard-bytes", metavar="SIZE", type=byte_count, help="of one file, such as 5GB"
+    )
+    parser.add_argument(
+        "--rename",
+        metavar="OLD=NEW",
+        nargs="+",
+        action="extend",
+        default=[],
+        help="another name for a tensor; without NEW it is left out",
+    )
+    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+
+
+def _run(args: argparse.Namespace, out: Output) -> int:
+    """Writes what is at A to B."""
+    from flaxckpt.exporting.export import export
+
+    options = options_of(args)
+    try:
+        export(
+            args.a,
+            args.b,
+            rename=_renamed(args.rename),
+            dtype=args.dtype,
+            max_shard_bytes=args.max_shard_bytes,
+            overwrite=args.overwrite,
+            options=options,
+        )
+    except TypeError as error:  # of numpy
+        raise CliError(f"--dtype {args.dtype}: {error}") from error
+    except ValueError as error:
+        raise CliError(str(error)) from error
+    out.document({"from": args.a, "to": args.b})
+    out.lines(f"{args.a} -> {args.b}")
+    return FINE
+
+
+def _renamed(pairs: list[str]) -> dict[str, str | None] | None:
+    """What `--rename` says.
+
+    Raises:
+      CliError: when it is not OLD=NEW.
+    """
+    if wrong := [pair for pair in pairs if "=" not in pair]:
+        raise CliError(f"--rename wants OLD=NEW, or OLD= to leave it out, got {wrong[0]}")
+    split = (pair.split("=", 1) for pair in pairs)
+    return {old: new or None for old, new in split} or None
+
+
+COMMAND = Command(
+    "export", "writes the arrays of a checkpoint to safetensors", _add_arguments, _run
+)

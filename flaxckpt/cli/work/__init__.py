@@ -1,0 +1,1 @@
+"""What the commands do, apart from their arguments and what they print."""

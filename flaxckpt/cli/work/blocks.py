@@ -1,0 +1,65 @@
+"""The values of a checkpoint in blocks, of which only a few are in memory at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from flaxckpt.formats import row_major
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.restoring.chunk_reads import ArrayRead
+from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.source import SavedLeaf, Source
+from flaxckpt.sharding.chunks import Region, Shape, chunks_of, whole
+
+BLOCK_BYTES = 4 << 20
+# So much is read ahead of what is done with it.
+AHEAD_BYTES = 8 * BLOCK_BYTES
+
+
+class Block(NamedTuple):
+    """A part of the array of a leaf, and its values."""
+
+    leaf: SavedLeaf
+    region: Region
+    values: np.ndarray
+
+
+def wanted(leaves: Iterable[SavedLeaf]) -> list[tuple[SavedLeaf, Region]]:
+    """All blocks of the arrays of `leaves`, in order."""
+    return [
+        (leaf, region)
+        for leaf in leaves
+        if leaf.array is not None
+        for _, region in chunks_of(whole(leaf.array.shape), _block(leaf.array))
+    ]
+
+
+def read(source: Source, regions: Sequence[tuple[SavedLeaf, Region]]) -> Iterator[Block]:
+    """The values of blocks of `source`, in their order.
+
+    Raises:
+      CorruptCheckpointError: when something is missing or damaged; the leaf is named.
+    """
+    reads = [ArrayRead(leaf.name, leaf.array, [region]) for leaf, region in regions]  # type: ignore[arg-type]
+    remaining = iter(regions)
+    for group in read_source(source, reads, AHEAD_BYTES):
+        for parts, (leaf, region) in zip(group, remaining, strict=False):
+            yield Block(leaf, region, parts[region])
+
+
+def is_number(dtype: np.dtype) -> bool:
+    """Whether one can count with values of a dtype."""
+    return dtype.kind in "biufc" or dtype.type.__module__ == "ml_dtypes"
+
+
+def _block(array: Any) -> Shape:
+    """The shape of the blocks of an array: some rows of its chunks, or one chunk."""
+    rows = row_major.leading_rows(array.shape, parse_dtype(array.dtype).itemsize, BLOCK_BYTES)
+    block = tuple(
+        n if n >= length else n - n % size
+        for n, size, length in zip(rows, array.chunks, array.shape, strict=True)
+    )
+    return block if all(block) else tuple(array.chunks)

@@ -1,0 +1,1 @@
+"""One page about a run: what it has, what it cost, and how the state changed."""

@@ -1,0 +1,112 @@
+"""`flaxckpt ls`."""
+
+import re
+
+import pytest
+
+import flaxckpt
+from flaxckpt import Options
+from flaxckpt.storage import layout
+from tests import stores
+from tests.cli.conftest import state
+from tests.cli.shell import SAMPLES, Shell
+
+
+def test_steps_with_age_size_metrics_and_notes(made, shell):
+    lines = shell.lines("ls", made)
+    assert lines[0].split() == ["STEP", "AGE", "SIZE", "METRICS", "NOTES"]
+    cells = [re.split(r" {2,}", line.strip()) for line in lines[1:5]]
+    assert [(c[0], *c[3:]) for c in cells] == [
+        ("1", "loss=0.5", "pinned"),
+        ("2", "loss=0.1", "best"),
+        ("3", "loss=nan"),
+        ("4", "loss=0.25"),
+    ]
+    assert all(re.fullmatch(r"\d+ (s|min)", c[1]) and c[2].endswith(" kB") for c in cells)
+    host = layout.host_name()
+    assert lines[5:] == [
+        f"unfinished: 5.flaxckpt-tmp-{host}-0123456789ab (its writer is gone)",
+        "unfinished: 6.flaxckpt-tmp-elsewhere-0123456789ab (of elsewhere, which may be writing it)",
+        "not flaxckpt's: 7, events.out",
+    ]
+
+
+def test_the_document(made, shell):
+    found, status = shell.json("ls", made, "--mode", "max")
+    assert status == 0
+    assert (found["run"], found["latest"], found["best"]) == (str(made), 4, 1)
+    assert [step["step"] for step in found["steps"]] == [1, 2, 3, 4]
+    step = found["steps"][2]
+    assert step["metrics"] == {"loss": "nan"}
+    assert step["metadata"] == {"lang": "en"}
+    assert step["items"] == ["data", "ema"]
+    assert (step["best"], step["pinned"], step["damaged"]) == (False, False, False)
+    assert step["nbytes"] == sum(p.stat().st_size for p in (made / "3").rglob("*") if p.is_file())
+    assert 0 <= step["age_seconds"] < 3600
+    assert [u["name"][0] for u in found["unfinished"]] == ["5", "6"]
+    assert found["foreign"] == ["7", "events.out"]
+
+
+def test_a_step_whose_metadata_are_damaged_is_named(run_dir, shell):
+    (run_dir / "2" / "_CHECKPOINT_METADATA").write_bytes(b'{"flaxckpt":')
+    found, _ = shell.json("ls", run_dir)
+    assert [s["damaged"] for s in found["steps"]] == [False, True, False, False]
+    assert found["steps"][1]["time"] is None
+    assert re.search(r"^ +2 +- .* damaged$", shell("ls", run_dir).out, re.MULTILINE)
+
+
+def test_a_step_that_is_being_written(tmp_path, shell):
+    from flaxckpt.storage import location
+
+    final = tmp_path / "3"
+    with location.committing(final, "0123456789ab", Options(), overwrite=False):
+        assert "(being written)" in shell("ls", tmp_path).out
+    with pytest.raises(RuntimeError, match="stop"):
+        in_place = Options(atomic_rename=False)
+        with location.committing(final, "0123456789ab", in_place, overwrite=False):
+            assert "unfinished: 3 (being written)" in shell("ls", tmp_path).out
+            raise RuntimeError("stop")
+
+
+def test_several_metrics_need_a_name(tmp_path, shell):
+    with flaxckpt.CheckpointManager(tmp_path / "r", async_=False) as ckpt:
+        ckpt.save(1, {"x": 1}, metrics={"a": 1.0, "b": 2.0})
+        ckpt.save(2, {"x": 1}, metrics={"a": 2.0, "b": 1.0})
+    assert shell.json("ls", tmp_path / "r")[0]["best"] is None
+    assert shell.json("ls", tmp_path / "r", "--metric", "b")[0]["best"] == 2
+    assert "no step" in shell.error("ls", tmp_path / "r", "--metric", "c")
+
+
+def test_what_is_no_run(made, shell, tmp_path):
+    assert "is one checkpoint, and no run" in shell.error("ls", made / "1")
+    assert "there is nothing at" in shell.error("ls", tmp_path / "none")
+    assert shell.lines("ls", tmp_path) == [f"{tmp_path} has no steps of flaxckpt."]
+    manager = SAMPLES / "orbax/0.6.4/mgr"
+    assert shell.lines("ls", manager)[1].startswith("not flaxckpt's: ")
+
+
+@pytest.mark.parametrize("kind", stores.BUCKETS)
+def test_a_bucket(kind, capsys, tmp_path):
+    with stores.opened(kind, tmp_path) as store:
+        url = store.url("run")
+        with flaxckpt.CheckpointManager(url, options=store.options(), async_=False) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, state(step), metrics={"loss": step}, data={"p": 1})
+            ckpt.pin(2)
+        store.write("run", "_claims/3", b"0123456789ab writing")
+        store.write("run", "notes.txt", b"")
+        shell = Shell(capsys, *arguments(store))
+        found, status = shell.json("ls", url)
+        assert (status, found["best"], found["foreign"]) == (0, 1, ["notes.txt"])
+        assert found["unfinished"][0]["name"] == "3"
+        assert [s["pinned"] for s in found["steps"]] == [False, True]
+        assert all(32000 < s["nbytes"] < 34000 for s in found["steps"])
+        assert "there is nothing at" in shell.error("ls", store.url("none"))
+
+
+def arguments(store):
+    """What says how a bucket is reached."""
+    reached = store.options().storage
+    if reached.endpoint is None:
+        return []
+    return ["--endpoint", reached.endpoint, "--region", "us-east-1", "--credentials", "environment"]

@@ -1,0 +1,123 @@
+"""How much changed, with bounded memory."""
+
+import math
+
+import jax.numpy as jnp
+import ml_dtypes
+import numpy as np
+import pytest
+
+import flaxckpt
+from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.reporting import changes as module
+from flaxckpt.reporting.changes import bytes_to_read, changes
+
+
+class Read:
+    """A leaf that tells what was read of it."""
+
+    def __init__(self, values, chunks=None, kind="jax"):
+        self.values = np.asarray(values)
+        self.spec = LeafSpec(kind, self.values.dtype.name, self.values.shape)
+        self.array, self.chunks, self.sizes = self, chunks or self.values.shape, []
+        self.dtype, self.nbytes = self.values.dtype.name, self.values.nbytes
+
+    def read(self, index=...):
+        self.sizes.append(self.values[index].size)
+        return self.values[index]
+
+
+def of(*trees):
+    return changes({i: {k: Read(v) for k, v in tree.items()} for i, tree in enumerate(trees)})
+
+
+def test_it_is_the_norm_of_the_difference_relative_to_what_was():
+    rng = np.random.default_rng(0)
+    trees = [{f"a/{n}": rng.normal(size=(3, 4)) for n in "xyz"} for _ in range(3)]
+    found = of(*trees)
+    assert (found.pairs, found.names) == ([(0, 1), (1, 2)], ["", "a/x", "a/y", "a/z"])
+    for row, names in zip(
+        found.values, (["a/x", "a/y", "a/z"], ["a/x"], ["a/y"], ["a/z"]), strict=True
+    ):
+        for (old, new), value in zip(found.pairs, row, strict=True):
+            a, b = (np.concatenate([trees[i][n].ravel() for n in names]) for i in (old, new))
+            assert value == pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a), rel=1e-12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "value"),
+    [
+        ([1.0, 2.0], [1.0, 2.0], 0.0),
+        ([0.0, 0.0], [0.0, 0.0], 0.0),
+        ([0.0, 0.0], [1.0, 0.0], math.inf),
+        ([1.0, 2.0], [math.nan, 2.0], math.nan),
+        ([math.inf, 2.0], [math.inf, 2.0], math.nan),
+        ([1.0, 2.0], [1.0, 2.0, 3.0], math.nan),
+    ],
+)
+def test_what_has_no_relative_change(old, new, value):
+    (found,) = of({"w": np.array(old)}, {"w": np.array(new)}).values[0]
+    np.testing.assert_equal(found, value)
+
+
+def test_each_chunk_is_read_once_and_no_more_at_a_time():
+    leaves = [Read(np.full((7, 5), i + 1.0), chunks=(2, 5)) for i in range(3)]
+    assert changes({i: {"w": leaf} for i, leaf in enumerate(leaves)}).values[0] == [1.0, 0.5]
+    assert [leaf.sizes for leaf in leaves] == [[10, 10, 10, 5]] * 3
+
+
+def test_long_chunks_are_computed_with_in_pieces(monkeypatch):
+    monkeypatch.setattr(module, "_PIECE", 7)
+    assert of({"w": np.full(100, 2.0)}, {"w": np.full(100, 3.0)}).values[0] == [0.5]
+
+
+def test_narrow_dtypes_are_computed_with_as_wide_ones():
+    big = np.full(1000, 2e4, np.float16)
+    assert of({"w": big}, {"w": big * np.float16(1.5)}).values[0] == [0.5]
+    low = np.ones(8, ml_dtypes.bfloat16)
+    assert of({"w": low}, {"w": low + low}).values[0] == [1.0]
+
+
+def test_only_floating_arrays_count():
+    tree = {
+        "a": Read(np.arange(3)),
+        "b": Read(np.ones(3)),
+        "c": Read(np.ones(3) * 1j),
+        "d": Read(1.0, kind="float"),
+    }
+    assert changes({0: tree, 1: tree}).names == ["", "b"]
+    assert bytes_to_read({0: tree, 1: tree}) == 48
+
+
+def test_leaves_that_are_not_in_all_steps_are_counted():
+    found = of({"a": np.ones(2), "b": np.ones(2)}, {"b": np.ones(2), "c": np.ones(2)})
+    assert (found.names, found.uncompared) == (["", "b", "c", "a"], 2)
+    np.testing.assert_equal(found.values, [[0.0], [0.0], [math.nan], [math.nan]])
+
+
+def test_a_step_that_lacks_a_leaf_is_not_jumped_over():
+    found = of({"a": np.ones(2)}, {"b": np.ones(2)}, {"a": np.ones(2)})
+    assert all(math.isnan(value) for row in found.values for value in row)
+
+
+def test_many_leaves_are_few_rows():
+    tree = {f"params/layer_{i}/{name}": np.ones(2) for i in range(20) for name in "abc"}
+    assert len(of(tree, tree).names) == 21
+    assert of(tree | {f"other/{i}": np.ones(1) for i in range(9)}, tree).names == [
+        "",
+        "params",
+        "other",
+    ]
+
+
+def test_of_real_checkpoints(tmp_path):
+    options = flaxckpt.Options(chunk_bytes=256)
+    rng = np.random.default_rng(0)
+    trees = [{"w": jnp.asarray(rng.normal(size=(30, 11)), jnp.bfloat16), "n": i} for i in range(2)]
+    for i, tree in enumerate(trees):
+        flaxckpt.save(tmp_path / str(i), tree, options=options)
+    read = []
+    found = changes({i: flaxckpt.lazy(tmp_path / str(i)) for i in range(2)}, progress=read.append)
+    a, b = (np.asarray(tree["w"], np.float64) for tree in trees)
+    assert found.values[1] == [pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a))]
+    assert sum(read) == 2 * 30 * 11 * 2

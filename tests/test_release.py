@@ -1,0 +1,206 @@
+"""What is released: a wheel and an sdist that hold all of the package, and nothing else.
+
+They are built from a clean copy, the wheel from the sdist, as `python -m build` does it. Installing
+the wheel takes minutes of downloads, so that is `make release-check`: it builds both as a release
+does, installs the wheel in a fresh environment and runs the README's quick start there.
+"""
+
+import contextlib
+import email
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+import time
+import tomllib
+import zipfile
+from pathlib import Path
+
+import pytest
+
+import flaxckpt
+
+ROOT = Path(__file__).parent.parent
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+NAME = f"flaxckpt-{flaxckpt.__version__}"
+DATA = {"py.typed", "reporting/page.css", "reporting/page.js"}
+BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"}
+
+
+def copy(to):
+    """Copies what belongs to a release to the directory `to`, and some things that do not."""
+    ignored = shutil.ignore_patterns("__pycache__")
+    shutil.copytree(ROOT / "flaxckpt", to / "flaxckpt", ignore=ignored)
+    for name in (*BESIDE, ".gitignore", "conftest.py"):
+        shutil.copy(ROOT / name, to)
+    for directory in ("tests", "docs", "flaxckpt/__pycache__"):
+        (to / directory).mkdir()
+        (to / directory / "test_nothing.py").touch()
+
+
+def build(source, to, *flags):
+    """Builds an sdist, and of that a wheel."""
+    command = [sys.executable, "-m", "build", "--outdir", to, *flags, source]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 0, f"{done.stdout}{done.stderr}"
+    (wheel,), (sdist,) = to.glob("*.whl"), to.glob("*.tar.gz")
+    return wheel, sdist
+
+
+@pytest.fixture(scope="module")
+def built(tmp_path_factory):
+    directory = tmp_path_factory.mktemp("release")
+    (directory / "source").mkdir()
+    copy(directory / "source")
+    # Isolated, it would download the build backend again.
+    return build(directory / "source", directory / "dist", "--no-isolation")
+
+
+@pytest.fixture
+def wheel(built):
+    with zipfile.ZipFile(built[0]) as archive:
+        yield archive
+
+
+def sources():
+    """The files of the package."""
+    found = (p for p in (ROOT / "flaxckpt").rglob("*") if p.is_file())
+    return {str(p.relative_to(ROOT)) for p in found if "__pycache__" not in p.parts}
+
+
+def metadata(wheel):
+    return email.message_from_bytes(wheel.read(f"{NAME}.dist-info/METADATA"))
+
+
+def unspaced(requirement):
+    """`requirement` without what is written in several ways: spaces, quotes, capitals, order."""
+    text = re.sub(r"[\s\"'()]", "", requirement).lower()
+    required, _, marker = text.partition(";")
+    name, commas, versions = required.partition(">=")
+    return name, commas, versions, marker
+
+
+def test_the_package_has_only_modules_and_known_data():
+    other = {name for name in sources() if not name.endswith(".py")}
+    assert other == {f"flaxckpt/{name}" for name in DATA}
+
+
+def test_the_names_of_what_is_built(built):
+    assert [path.name for path in built] == [f"{NAME}-py3-none-any.whl", f"{NAME}.tar.gz"]
+
+
+def test_the_wheel_holds_the_package_and_nothing_else(wheel):
+    about = {"METADATA", "WHEEL", "RECORD", "entry_points.txt", "licenses/LICENSE"}
+    assert set(wheel.namelist()) == sources() | {f"{NAME}.dist-info/{name}" for name in about}
+    assert len(wheel.namelist()) == len(set(wheel.namelist()))
+
+
+def test_the_files_of_the_wheel_are_those_of_the_package(wheel):
+    for name in sources():
+        assert wheel.read(name) == (ROOT / name).read_bytes(), name
+
+
+def test_the_sdist_holds_what_the_wheel_is_built_from_and_nothing_else(built):
+    with tarfile.open(built[1]) as archive:
+        found = {member.name for member in archive.getmembers() if member.isfile()}
+    beside = BESIDE | {"PKG-INFO", ".gitignore"}
+    assert found == {f"{NAME}/{name}" for name in sources() | beside}
+
+
+def test_name_and_version(wheel):
+    found = metadata(wheel)
+    assert (found["Name"], found["Version"]) == ("flaxckpt", flaxckpt.__version__)
+    assert set(found["Requires-Python"].split(",")) == set(PROJECT["requires-python"].split(","))
+    assert (found["License-Expression"], found["License-File"]) == ("Apache-2.0", "LICENSE")
+    assert found["Summary"] == PROJECT["description"]
+    assert found.get_all("Classifier") == PROJECT["classifiers"]
+    assert "Root-Is-Purelib: true" in wheel.read(f"{NAME}.dist-info/WHEEL").decode()
+
+
+def test_dependencies_and_extras(wheel):
+    extras = PROJECT["optional-dependencies"]
+    expected = {unspaced(line) for line in PROJECT["dependencies"]}
+    for extra, lines in extras.items():
+        expected |= {unspaced(f"{line}; extra == {extra!r}") for line in lines}
+    found = metadata(wheel)
+    assert {unspaced(line) for line in found.get_all("Requires-Dist")} == expected
+    assert set(found.get_all("Provides-Extra")) == set(extras)
+
+
+def test_scripts(wheel):
+    lines = wheel.read(f"{NAME}.dist-info/entry_points.txt").decode().split("\n")
+    assert lines[0] == "[console_scripts]"
+    expected = {f"{name} = {place}" for name, place in PROJECT["scripts"].items()}
+    assert {line for line in lines[1:] if line} == expected
+    for place in PROJECT["scripts"].values():
+        module, _, function = place.partition(":")
+        code = wheel.read(f"{module.replace('.', '/')}.py").decode()
+        assert f"\ndef {function}(" in code
+
+
+def test_the_description_is_the_readme(wheel):
+    found = metadata(wheel)
+    assert found["Description-Content-Type"] == "text/markdown"
+    assert found.get_payload(decode=True).decode() == (ROOT / "README.md").read_text()
+
+
+# What the README's quick start takes for granted.
+AROUND = """
+import jax
+mesh = jax.make_mesh((1,), ("data",))
+rng = jax.random.key(0)
+data = [0.5] * 2001
+init_fn = lambda rng: {"w": jax.random.normal(rng, (3,))}
+train_step = lambda state, batch: ({"w": state["w"] * batch}, {"loss": 1 - batch})
+"""
+
+
+def quick_start(at_end="print(ckpt.steps())"):
+    """The first Python code of the README as a program, which prints the steps it saved."""
+    code = re.search(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)[1]
+    return f"{AROUND}{code}{at_end}"
+
+
+def test_the_quick_start_runs(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    names = {}
+    for _ in range(2):  # the second time it goes on
+        exec(compile(quick_start(at_end=""), "README.md", "exec"), names)
+    assert names["ckpt"].next_step == 4002
+    assert names["ckpt"].steps()[-1] == 4001
+
+
+def check():
+    """Builds a release, installs its wheel in a fresh environment and runs the quick start."""
+    with contextlib.ExitStack() as stack:
+        at = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flaxckpt-release-")))
+        (at / "source").mkdir()
+        copy(at / "source")
+        wheel, _ = timed("built", lambda: build(at / "source", at / "dist"))
+        run = subprocess.check_call
+        timed("made an environment", lambda: run([sys.executable, "-m", "venv", at / "fresh"]))
+        bin_ = at / "fresh" / "bin"
+        timed("installed", lambda: run([bin_ / "pip", "install", "--quiet", wheel]))
+        run([bin_ / "pip", "check"])
+        # `-I` and another directory: this one is not to be imported.
+        how = {"cwd": at, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
+        for _ in range(2):
+            code = [bin_ / "python", "-I", "-W", "error", "-c", quick_start()]
+            timed("ran the quick start", lambda code=code: run(code, **how))
+        run([bin_ / "flaxckpt", "ls", "runs/mnist"], **how)
+        run([bin_ / "flaxckpt", "verify", "runs/mnist"], **how)
+
+
+def timed(what, function):
+    """Calls `function`, and says how long it took."""
+    started = time.monotonic()
+    result = function()
+    print(f"{what} in {time.monotonic() - started:.1f} s", flush=True)
+    return result
+
+
+if __name__ == "__main__":
+    check()
