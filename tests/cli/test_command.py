@@ -127,10 +127,12 @@ def test_it_starts_in_half_a_second(args, made, monkeypatch, tmp_path):
     call = [*args, made] if args == ["ls"] else args
     run(*call)  # compiles all modules, as an installation does
     seconds = []
-    for _ in range(3):
+    for _ in range(5):
         began = time.perf_counter()
         assert run(*call).status == 0
         seconds.append(time.perf_counter() - began)
+    if os.getloadavg()[0] > (os.cpu_count() or 1) + 1:
+        pytest.skip("others keep this machine busy, so that its times say nothing")
     assert min(seconds) < 0.5
 
 
