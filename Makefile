@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: test demo bench clean
+.PHONY: test demo bench docs clean
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -14,6 +14,9 @@ test: $(VENV)/ready
 demo: $(VENV)/ready
 	$(BIN)/python examples/demo.py
 
+docs: $(VENV)/ready
+	$(BIN)/mkdocs build --strict
+
 bench: $(VENV)/ready
 	$(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks
@@ -21,7 +24,7 @@ bench: $(VENV)/ready
 $(VENV)/ready: pyproject.toml
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --upgrade pip
-	$(BIN)/pip install --quiet --editable '.[clu,test]'
+	$(BIN)/pip install --quiet --editable '.[clu,docs,test]'
 	touch $@
 
 clean:

@@ -2,7 +2,9 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
+import griffe
 from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
@@ -25,3 +27,14 @@ def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Fil
     """Takes out what only the tests of the pages read, and leads to the pages added above."""
     del page, config, files
     return HIDDEN.sub("", markdown).replace("](../benchmarks/", "](benchmarks/")
+
+
+class Examples(griffe.Extension):
+    """Shows the examples of docstrings as code; mkdocstrings knows only the plural."""
+
+    def on_instance(self, *, obj: griffe.Object, **rest: Any) -> None:
+        """Changes the heading in one docstring."""
+        del rest
+        if obj.docstring is not None:
+            lines = obj.docstring.value.splitlines()
+            obj.docstring.value = "\n".join("Examples:" if x == "Example:" else x for x in lines)

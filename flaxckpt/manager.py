@@ -46,6 +46,12 @@ class CheckpointManager(RunView):
     Used as a context manager, it waits for the save in flight at the end. So does a script that
     just ends. In a job of several processes, all of them make the same calls in the same order.
 
+    Attributes:
+      directory: of the run.
+      report: what the last restore did, leaf by leaf.
+      items: the items that the last restore was asked for.
+      preempted: whether the job is to end; the step of that call was saved.
+
     Example:
       >>> import jax.numpy as jnp
       >>> ckpt = flaxckpt.CheckpointManager(tmp_path / "run", save_every=flaxckpt.Every(steps=10))
@@ -222,7 +228,7 @@ class CheckpointManager(RunView):
           StepPinnedError: when it is pinned.
           UnsupportedLeafError: when a leaf cannot be held; nothing was written then.
           ItemError: when an item cannot be held; nothing was written then.
-          InvalidMetricError: when a metric is no number, or the one that decides is not given.
+          InvalidMetricError: when a metric is no number, or the one that decides is not among them.
           BackgroundSaveError: when the save before this one failed; this one was not begun.
         """
         self._check_writable()
