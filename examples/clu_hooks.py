@@ -2,9 +2,10 @@
 
 Shows `flaxckpt.PeriodicCheckpoint` next to `clu.periodic_actions.ReportProgress` and its metric
 writer: the loop calls `hook(step)` for each and never mentions checkpoints; the hook asks
-`state_fn` for the state when it saves. Checkpoints and TensorBoard's files share one directory.
-CLU needs TensorFlow (`pip install 'flaxckpt[clu]'`). Run it twice, the second time with more
-steps: `python examples/clu_hooks.py --workdir /tmp/clu_hooks --steps 2000`.
+`state_fn` for the state when it saves. Checkpoints and TensorBoard's files share one directory, and
+with `writer=` the costs of each save are among the scalars. CLU needs TensorFlow (`pip install
+'flaxckpt[clu]'`). Run it twice, the second time with more steps:
+`python examples/clu_hooks.py --workdir /tmp/clu_hooks --steps 2000`.
 """
 
 import argparse
@@ -51,7 +52,7 @@ def main(workdir: str, steps: int = 1000, save_every: int = 200) -> None:
     """Trains from wherever `workdir` is to the end."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     writer = metric_writers.create_default_writer(workdir, asynchronous=False)
-    with flaxckpt.CheckpointManager(workdir, keep=flaxckpt.Keep(last=2)) as ckpt:
+    with flaxckpt.CheckpointManager(workdir, keep=flaxckpt.Keep(last=2), writer=writer) as ckpt:
         state = ckpt.restore_or_init(init, jax.random.key(0))
         print("started" if ckpt.last_step is None else f"resumed from step {ckpt.last_step}")
         hooks = [

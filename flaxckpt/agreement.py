@@ -279,7 +279,10 @@ class Meeting:
         # An error of flaxckpt's that process 0 found in a decision is one of every process.
         if index == 0 and isinstance(kind, type) and kind is not errors.StructureMismatchError:
             raise kind(text)
-        raise ProcessFailedError(f"{self.title} failed on process {index}: {name}: {text}")
+        why = text.rstrip(".")
+        raise ProcessFailedError(
+            f"{self.title} failed on process {index}: {name}: {why}. See the log there."
+        )
 
     def _timeout(self, arrived: dict[int, Any] | None) -> FlaxckptError:
         """The error of a wait without an end; `arrived` are those who have done their part."""

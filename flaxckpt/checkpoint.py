@@ -79,9 +79,11 @@ class Checkpoint:
         index = read_index(self.item)
         value = index.get(layout.ATTEMPT_KEY)
         if value != self.tree.attempt.encode():
-            what = "missing" if value is None else f"not those of its metadata ({value!r})"
+            save = value.decode(errors="replace") if isinstance(value, bytes) else value
+            of = "missing" if value is None else f"of the save {save}"
             raise CorruptCheckpointError(
-                f"the arrays at {self.item} are {what}. Restore another step."
+                f"the arrays at {self.item} are {of}, and its metadata of the save "
+                f"{self.tree.attempt}. Restore another step."
             )
         if not isinstance(self.path, Path):  # where there are sizes, they are checked by them
             stored = sum(len(v) if isinstance(v, bytes) else v.length for v in index.values())

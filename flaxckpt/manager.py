@@ -492,5 +492,9 @@ class CheckpointManager(RunView):
           ManagerError: when the manager is closed or read-only.
         """
         if self._closed or self._read_only:
-            state = "closed" if self._closed else "read-only"
-            raise ManagerError(f"the manager of {self.directory} is {state}. Open another one.")
+            state, how = (
+                ("closed", "") if self._closed else ("read-only", " without read_only=True")
+            )
+            raise ManagerError(
+                f"the manager of {self.directory} is {state}. Open another one{how}."
+            )

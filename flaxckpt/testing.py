@@ -55,8 +55,9 @@ def assert_bitwise_resume(make_loop: Callable[[str], Loop], steps: int, stop_at:
     if found := differences(at_once, resumed):
         rows = "\n".join(f"  {line}" for line in found)
         raise ResumeMismatchError(
-            f"stopped after {stop_at} of {steps} steps and resumed, {len(found)} leaves differ:\n"
-            f"{rows}\nWhat differs is not part of what is saved, or not restored before use."
+            f"stopped after {stop_at} of {steps} steps and resumed, these leaves differ "
+            f"({len(found)}):\n{rows}\nWhat differs is not part of what is saved, or not restored "
+            "before use. Save it with the state, or as an item."
         )
 
 

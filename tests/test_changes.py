@@ -103,6 +103,12 @@ def test_one_subtree_renamed(tmp_path):
     assert [float(x.sum()) for x in jax.tree.leaves(tree)] == [0.0, 2.0]
 
 
+def test_the_rename_that_is_proposed_is_one_between_arrays_of_one_type(tmp_path):
+    flaxckpt.save(tmp_path / "c", {"body": {"kernel": jnp.ones((1, 32))}})
+    target = {"between": {"kernel": jnp.ones((32, 32))}, "embody": {"kernel": jnp.ones((1, 32))}}
+    assert 'flaxckpt.Rename("body/(.*)", r"embody/\\1")' in message(tmp_path / "c", target)
+
+
 def test_one_array_reshaped(path):
     assert message(path, with_params(kernel=jnp.zeros((8, 4)))) == refusal(
         path,

@@ -397,7 +397,7 @@ def test_what_flaxckpt_did_not_write_is_never_touched(run):
 
 def test_a_restore_of_what_is_not_there_says_what_is(run):
     with flaxckpt.CheckpointManager(run) as ckpt:
-        with pytest.raises(errors.CheckpointNotFoundError, match="has no step. It has none"):
+        with pytest.raises(errors.CheckpointNotFoundError, match="has no step. Check the path"):
             ckpt.restore()
         ckpt.save(3, STATE)
         with pytest.raises(errors.CheckpointNotFoundError, match="no step 4. It has 3."):

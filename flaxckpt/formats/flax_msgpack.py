@@ -84,5 +84,7 @@ def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
         )
     directory = path.parent / f"{path.name}{_ARRAYS}"
     if str(path).startswith("gs://") and not files.is_file(directory / _COMMITTED):
-        raise CorruptCheckpointError(f"the arrays at {directory} were not written to the end.")
+        raise CorruptCheckpointError(
+            f"the arrays at {directory} were not written to the end. Restore another step."
+        )
     return open_all(directory, [reference.removeprefix(_REFERENCE) for reference in references])

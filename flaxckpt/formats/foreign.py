@@ -93,7 +93,8 @@ def _explained(path: Location, format_name: str) -> Iterator[None]:
         yield
     except FileNotFoundError as error:
         raise CorruptCheckpointError(
-            f"the {format_name} checkpoint at {path} is incomplete: {error.filename} is missing."
+            f"the {format_name} checkpoint at {path} is incomplete: {error.filename} is missing. "
+            "Restore another step."
         ) from None
 
 

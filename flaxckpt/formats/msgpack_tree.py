@@ -48,7 +48,8 @@ def decode(data: bytes, path: str) -> Any:
         _check(tree)
     except (ValueError, TypeError, OverflowError, LookupError) as error:
         raise CorruptCheckpointError(
-            f"the msgpack file {path} is damaged: {str(error).rstrip('.')}. Restore another step."
+            f"the msgpack file {path} is damaged: {str(error).rstrip('.') or type(error).__name__}"
+            ". Restore another step."
         ) from error
     return tree
 

@@ -33,7 +33,9 @@ def read_bytes(path: Location, start: int, end: int) -> bytes:
     try:
         found = files.read_range(path, start, end)
     except ValueError as error:  # of a bucket
-        raise CorruptCheckpointError(f"{path} cannot be read: {error}") from None
+        raise CorruptCheckpointError(
+            f"{path} cannot be read: {error}. Get the file again."
+        ) from None
     if len(found) != end - start:
         raise CorruptCheckpointError(f"{path} ends before byte {end}. Get the file again.")
     return found

@@ -51,12 +51,14 @@ def read(path: Location) -> Any:
     directory = _directory(path)
     found = msgpack_tree.decode(files.read(directory / _FILE), str(directory / _FILE))
     if not isinstance(found, dict) or found.keys() != _KEYS:
-        raise CorruptCheckpointError(f"{directory / _FILE} is not what T5X writes.")
+        raise CorruptCheckpointError(
+            f"{directory / _FILE} is not what T5X writes. Restore another step."
+        )
     version = found["version"]
     if type(version) is not int or version not in _VERSIONS:
         raise UnsupportedFormatError(
             f"{directory} is a T5X checkpoint of version {version!r}; flaxckpt reads "
-            f"{' and '.join(map(str, _VERSIONS))}."
+            f"{' and '.join(map(str, _VERSIONS))}. Save it again with T5X of today."
         )
     opener = functools.partial(_open_all, directory, version)
     return _train_state(msgpack_tree.with_arrays(found["optimizer"], _is_spec, opener), directory)
@@ -75,7 +77,9 @@ def _train_state(optimizer: Any, directory: Location) -> dict[str, Any]:
     """
     state = optimizer.get("state", {}) if isinstance(optimizer, dict) else None
     if not isinstance(state, dict):
-        raise CorruptCheckpointError(f"{directory / _FILE} does not hold a state of T5X.")
+        raise CorruptCheckpointError(
+            f"{directory / _FILE} does not hold a state of T5X. Restore another step."
+        )
     optimizer, state = dict(optimizer), dict(state)
     named = {"params": (optimizer, "target"), "step": (state, "step")}
     named["opt_state"] = (state, "param_states")
@@ -107,7 +111,7 @@ def _zarr_name(spec: dict[str, Any], directory: Location) -> ZarrName:
     if str(spec["driver"]) != "zarr" or not isinstance(path, str) or not path.strip("/"):
         raise CorruptCheckpointError(
             f"{directory / _FILE} names an array that is not one of T5X's: driver "
-            f"{spec['driver']!r}, path {path!r}."
+            f"{spec['driver']!r}, path {path!r}. Restore another step."
         )
     return ZarrName(path.removesuffix("/"), spec)
 
@@ -119,7 +123,7 @@ def _typed(array: ZarrArray, spec: dict[str, Any], version: int) -> LazyArray:
     if isinstance(shape, list) and shape != list(array.shape):
         raise CorruptCheckpointError(
             f"the array {array.name!r} of {array.directory} has the shape {list(array.shape)}, but "
-            f"was saved with {shape!r}."
+            f"was saved with {shape!r}. Restore another step."
         )
     is_bfloat16 = version < 3 or str(spec.get("dtype")) == "bfloat16"
     return BFloat16Words(array) if array.dtype == "uint16" and is_bfloat16 else array

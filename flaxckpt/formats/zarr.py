@@ -240,7 +240,7 @@ def check_inside(directory: Location, name: str) -> None:
     if name.startswith("/") or "\0" in name or {".", ".."} & set(parts):
         raise CorruptCheckpointError(
             f"the checkpoint at {directory} names {name!r}, which is not inside of it. "
-            "It is damaged, or was made to read other files."
+            "It is damaged, or was made to read other files. Restore another one."
         )
 
 
@@ -263,7 +263,9 @@ def explained(directory: Location, name: str) -> Iterator[None]:
         if (found := re.search(r"os_error_code='(\d+)'", str(error))) and int(found[1]) in _REFUSED:
             raise OSError(int(found[1]), text) from None
         what = f"the array {name!r} of" if name else "the array"
-        raise CorruptCheckpointError(f"{what} {directory} cannot be read: {text}") from None
+        raise CorruptCheckpointError(
+            f"{what} {directory} cannot be read: {text}. Restore another step."
+        ) from None
 
 
 def _one_line(message: str) -> str:

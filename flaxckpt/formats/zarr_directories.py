@@ -54,7 +54,8 @@ def nested(leaves: Mapping[str, Any], separator: str, path: Location) -> dict[st
         node = _descend(root, parents) if len(parents) < _MAX_DEPTH else None
         if node is None or last in node:
             raise CorruptCheckpointError(
-                f"{path} holds no tree: the leaf {name!r} is within another one, or too deep."
+                f"{path} holds no tree: the leaf {name!r} is within another one, or too deep. "
+                "Restore another step."
             )
         node[last] = leaf
     return root

@@ -114,7 +114,10 @@ def encode(name: str, value: Any, place: Place) -> Chosen:
     except FlaxckptError as error:
         raise ItemError(f"the item {name}: {error}") from None
     except Exception as error:
-        raise ItemError(f"the item {name}: {type(error).__name__}: {error}") from error
+        raise ItemError(
+            f"the item {name} cannot be saved: {type(error).__name__}: {error}. Correct that, or "
+            "leave the item out."
+        ) from error
 
 
 def read(saved: SavedItem, target: Any) -> Finish:
@@ -150,5 +153,6 @@ def _finished(name: str, finish: Finish) -> Any:
         raise
     except Exception as error:
         raise ItemError(
-            f"the item {name} cannot be restored: {type(error).__name__}: {error}"
+            f"the item {name} cannot be restored: {type(error).__name__}: {error}. Correct that, "
+            "or leave the item out of items=."
         ) from error

@@ -26,7 +26,10 @@ class JsonItems:
         try:
             return Encoded({layout.JSON_FILE: exact_json.dumps(value)})
         except ValueError as error:
-            raise ItemError(f"JSON cannot hold it exactly: {error}") from None
+            raise ItemError(
+                f"JSON cannot hold it exactly: {error}. Make it of plain dicts, lists, strings and "
+                "finite numbers."
+            ) from None
 
     def read(self, saved: SavedItem, target: Any) -> Callable[[], Any]:
         """A new value; the target is not looked at."""

@@ -27,7 +27,9 @@ def check_names(names: Iterable[object]) -> None:
         if not isinstance(name, str) or not layout.may_be_item(name) or len(name) > MAX_LENGTH:
             raise ItemError(
                 f"{name!r} cannot be the name of an item: it needs ASCII letters, digits and "
-                f"underscores, a letter first, at most {MAX_LENGTH}"
+                f"underscores, a letter first, at most {MAX_LENGTH}. Rename it."
             )
         if name in RESERVED:
-            raise ItemError(f"{name!r} cannot be the name of an item: it has another meaning")
+            raise ItemError(
+                f"{name!r} cannot be the name of an item: it has another meaning. Rename it."
+            )

@@ -76,7 +76,10 @@ class RandomStates:
         """A file of each process."""
         state: Any = value.get_state(legacy=False)
         if state["bit_generator"] not in generator.BIT_GENERATORS:
-            raise ItemError(f"its bit generator {state['bit_generator']} is not one of numpy's")
+            raise ItemError(
+                f"its bit generator {state['bit_generator']} is not one of numpy's: "
+                f"{', '.join(generator.BIT_GENERATORS)}. Use one of these."
+            )
         stored = {"gauss": state.pop("gauss"), "state": generator.to_json(state)}
         return Encoded(about("random_state"), {_OWN: json.dumps(stored).encode()})
 

@@ -29,7 +29,10 @@ class Protos:
         try:
             again = text_format.Parse(text, type(value)())
         except text_format.ParseError as error:
-            raise ItemError(f"text format does not give it back: {error}") from None
+            raise ItemError(
+                f"text format does not give it back: {error}. Save its SerializeToString() in a "
+                "handler of your own (register_item_handler)."
+            ) from None
         if _wire(again) != _wire(value):
             raise ItemError(
                 "text format does not give it back, for example because it has unknown fields. "
@@ -54,7 +57,8 @@ class Protos:
             message = text_format.Parse(text, cls())
         except text_format.ParseError as error:
             raise ItemError(
-                f"the item {saved.name} does not fit the message {kind} of this program: {error}"
+                f"the item {saved.name} does not fit the message {kind} of this program: {error}. "
+                "Restore it with the .proto that it was saved with."
             ) from None
         return lambda: message if isinstance(target, type) else _set(target, message)
 

@@ -35,7 +35,7 @@ class RegisteredItems:
             if not is_file_name(name) or not isinstance(data, bytes):
                 raise ItemError(
                     f"its handler {self.kind!r} gave a file {name!r:.80} of type "
-                    f"{type(data).__name__}: names must be relative paths, and contents bytes"
+                    f"{type(data).__name__}. Let it give bytes, by names that are relative paths."
                 )
         placed = {f"{layout.USER_FILES}/{name}": data for name, data in files.items()}
         return Encoded(about(self.kind) | placed)

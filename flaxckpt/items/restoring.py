@@ -73,7 +73,8 @@ def read_items(
         if name not in saved:
             there = f"It has {', '.join(saved)}." if saved else "It has none."
             raise CheckpointNotFoundError(
-                f"the checkpoint at {checkpoint.path} has no item {name}. {there}"
+                f"the checkpoint at {checkpoint.path} has no item {name}. {there} Leave {name} "
+                "out, or restore a step that has it."
             )
     with checkpoint.unchanged():
         return {

@@ -139,7 +139,8 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
         raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
     except Exception as error:
         raise UnsupportedLeafError(
-            f"the leaf {name}: its handler failed: {type(error).__name__}: {error}"
+            f"the leaf {name}: its handler failed: {type(error).__name__}: {error}. Correct the "
+            "encode= that register_leaf_handler was given."
         ) from error
 
 

@@ -136,13 +136,21 @@ def check_metrics(metrics: Mapping[str, Any]) -> dict[str, float]:
 def _as_float(name: str, value: Any) -> float:
     """The metric `name` as a float."""
     if not isinstance(name, str):
-        raise InvalidMetricError(f"the name of a metric must be a str, got {name!r}")
+        raise InvalidMetricError(f"the name of a metric must be a str, got {name!r}. Rename it.")
     if isinstance(value, str | bytes) or getattr(value, "size", 1) != 1:
-        raise InvalidMetricError(f"the metric {name!r} must be one number, got {value!r}")
+        raise _no_number(name, value)
     try:
         return float(value)
     except (TypeError, ValueError, OverflowError):
-        raise InvalidMetricError(f"the metric {name!r} must be one number, got {value!r}") from None
+        raise _no_number(name, value) from None
+
+
+def _no_number(name: str, value: Any) -> InvalidMetricError:
+    """The error of a metric that is none."""
+    return InvalidMetricError(
+        f"the metric {name!r} must be one number, got {value!r:.80}. Give its mean, or leave it "
+        "out."
+    )
 
 
 def _encode_float(value: float) -> float | str:

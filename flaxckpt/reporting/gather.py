@@ -70,6 +70,6 @@ def _deciding(found: Sequence[Step], metric: str | None) -> str | None:
     if metric is None:
         return names[0] if len(names) == 1 else None
     if metric not in names:
-        there = f"They have {', '.join(names)}." if names else "They have none."
-        raise InvalidMetricError(f"no step has the metric {metric!r}. {there}")
+        have = f"{', '.join(names)}. Give one of these" if names else "none. Give none"
+        raise InvalidMetricError(f"no step has the metric {metric!r}. They have {have}.")
     return metric

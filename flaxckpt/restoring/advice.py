@@ -18,14 +18,17 @@ def advice_for(mismatches: Sequence[Mismatch], in_optimizer: Set[str]) -> str:
       in_optimizer: the names of those that are leaves of optimizers, at least.
     """
     problems, names = {m.problem for m in mismatches}, {m.name for m in mismatches}
-    guessed = [(m.name, found[1]) for m in mismatches if (found := _GUESS.fullmatch(m.note))]
+    guessed = [(m, found[1]) for m in mismatches if (found := _GUESS.fullmatch(m.note))]
     if "ambiguous" in problems:
         return (
             "Say which it is with transforms=[flaxckpt.Rename(...)], or begin the optimizer anew "
             'with opt_state="reset".'
         )
     if guessed:
-        return _about_guess(*guessed[0])
+        types = {m.name: m.checkpoint for m in mismatches}
+        alike = [pair for pair in guessed if types.get(pair[1]) == pair[0].target]
+        row, saved = (alike or guessed)[0]
+        return _about_guess(row.name, saved)
     if problems <= {"missing", "unexpected"}:
         what = "optimizer" if names <= in_optimizer else "target"
         return _about_gaps(what)

@@ -99,7 +99,7 @@ def _check_pattern(title: str, pattern: str) -> None:
         re.compile(pattern)
     except re.error as error:
         raise RuleError(
-            f"{title}={{{pattern!r}: ...}} is no regular expression: {error}."
+            f"{title}={{{pattern!r}: ...}} is no regular expression: {error}. Correct it."
         ) from None
 
 

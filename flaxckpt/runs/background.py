@@ -105,8 +105,8 @@ class Background:
             return
         (name, error), self._failure = self._failure, None
         raise BackgroundSaveError(
-            f"{name} failed in the background: {type(error).__name__}: {error}. "
-            "The steps before it are intact."
+            f"{name} failed in the background: {type(error).__name__}: {str(error).rstrip('.')}. "
+            "The steps before it are intact. Remove the cause, and save again."
         ) from error
 
 

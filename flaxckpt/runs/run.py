@@ -78,9 +78,16 @@ class Run:
         if step is not None and (found := self.described(step)) is not None:
             return found
         steps = self.steps()
-        there = f"It has {', '.join(map(str, steps))}." if steps else "It has none."
         wanted = "no step" if step is None else f"no step {step}"
-        raise CheckpointNotFoundError(f"{self.directory} has {wanted}. {there}")
+        if not steps:
+            raise CheckpointNotFoundError(
+                f"{self.directory} has {wanted}{'' if step is None else ', nor any other'}. Check "
+                "the path, or save a step first."
+            )
+        shown = ", ".join(map(str, steps if len(steps) <= 20 else (*steps[:3], "...", *steps[-3:])))
+        raise CheckpointNotFoundError(
+            f"{self.directory} has {wanted}. It has {shown}. Ask for one of these."
+        )
 
     def candidates(self, step: int | None, *, older: bool) -> list[int]:
         """`step`, or the newest one, and with `older` those before it, the newest first.

@@ -21,9 +21,9 @@ def check_step(step: Any) -> int:
             raise TypeError
         number = operator.index(step)
     except TypeError:
-        raise InvalidStepError(f"a step must be an integer, got {step!r}") from None
+        raise InvalidStepError(f"a step must be an integer, got {step!r}. Pass an int.") from None
     if number < 0:
-        raise InvalidStepError(f"a step must not be negative, got {number}")
+        raise InvalidStepError(f"a step must not be negative, got {number}. Count from 0.")
     return number
 
 

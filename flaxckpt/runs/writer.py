@@ -63,8 +63,9 @@ class Retention:
         decides = self.metric or (next(iter(metrics)) if len(metrics) == 1 else None)
         if metrics and decides not in metrics and (self.metric or self.keep.best):
             raise InvalidMetricError(
-                f"the metrics are {', '.join(metrics)}, and metric={self.metric!r} decides what "
-                "is best. Give CheckpointManager the name of one that is always there."
+                f"metric={self.metric!r} decides what is best, and this save has the metrics "
+                f"{', '.join(metrics)}. Give CheckpointManager(metric=...) the name of one that is "
+                "always there."
             )
 
 
@@ -246,7 +247,7 @@ class Writer:
             except OSError as error:
                 raise DirectoryError(
                     f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
-                    f"deleted: {error}"
+                    f"deleted: {error}. Remove the cause: the next save tries it again."
                 ) from error
             logger.debug("deleted step %d of %s", step, self._run.directory)
 

@@ -148,7 +148,9 @@ class PartialSave:
             self._feed.end()
             self._written.result()
             return
-        empty = ManagerError(f"no part of {self._final} was added, so nothing is saved.")
+        empty = ManagerError(
+            f"no part of {self._final} was added, so nothing is saved. Add one in the with block."
+        )
         self._feed.fail(error or empty)
         concurrent.futures.wait([self._written])
         if error is None:

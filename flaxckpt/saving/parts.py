@@ -145,7 +145,7 @@ def check_equal(parts: Sequence[Part], title: str) -> None:
             raise ProcessFailedError("\n".join([head, *rows, _TAIL]))
 
 
-_HEAD = "{}: process {} has other values than process 0 in {} leaves of which each has its own"
+_HEAD = "{}: process {} has other values than process 0 in leaves of which each has its own ({}):"
 _TAIL = (
     "Only process 0's would be kept. Make them the same, or one global array "
     "(jax.make_array_from_process_local_data)."

@@ -256,7 +256,10 @@ def check_limits(flat: Flat, records: Sequence[LeafRecord]) -> None:
             if record.array is not None:
                 limits.check_array(record.array)
     except ValueError as error:
-        raise UnsupportedLeafError(f"the tree cannot be held by a checkpoint: {error}") from None
+        raise UnsupportedLeafError(
+            f"the tree cannot be held by a checkpoint: {error}. Save it in parts, at paths of "
+            "their own."
+        ) from None
 
 
 def _as_json(value: Any, name: str) -> Any:

@@ -146,7 +146,10 @@ class BucketPath:
             if (found := self.read()) is not None:
                 return found == data
         # TensorStore takes it for a lost condition when there is no bucket.
-        raise StoreError(f"{self} cannot be written. Is there a bucket {self.bucket.url}?")
+        raise StoreError(
+            f"{self} cannot be written, most likely because there is no bucket {self.bucket.url}. "
+            "Create it, or correct the URL."
+        )
 
     def write(self, data: bytes) -> None:
         """Writes the object, whether it exists or not."""

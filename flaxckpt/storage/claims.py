@@ -72,8 +72,8 @@ def commit_by_claim(final: BucketPath, attempt: str, *, overwrite: bool) -> Iter
         (final / layout.COMMIT_SUCCESS).write(attempt.encode())
         if not _claim_of(final).replace(_writing(attempt), _committed(attempt)):
             raise StepExistsError(
-                f"{final} was taken over by another writer while it was written. Nothing of that "
-                "is lost, but this save is. Only one job may write a run."
+                f"{final} was taken over by another writer while it was written. That save is "
+                "intact, and this one is lost. Stop one of the two jobs: only one may write a run."
             )
     except BaseException:
         if _claim_of(final).replace(_writing(attempt), _removing(attempt)):

@@ -99,8 +99,9 @@ def _make_visible(temporary: Path, final: Path, *, overwrite: bool) -> None:
             raise
         if not overwrite:
             raise StepExistsError(
-                f"{final} was committed by another writer while this save was under way. "
-                "Nothing of it was changed."
+                f"{final} was committed by another writer while this save was under way. That "
+                "save is intact, and this one is lost. Stop one of the two jobs: only one may "
+                "write a run."
             ) from None
         _exchange(temporary, final)
 

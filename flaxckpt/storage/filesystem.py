@@ -40,7 +40,10 @@ def make_directory(path: Path, *, fsync: bool) -> None:
     try:
         path.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise DirectoryError(f"cannot create the directory {path}: {error}") from None
+        raise DirectoryError(
+            f"cannot create the directory {path}: {error}. Choose another one, or change what is "
+            "in its way."
+        ) from None
     if fsync:
         for created in missing:
             fsync_path(created.parent)

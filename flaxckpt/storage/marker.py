@@ -61,7 +61,10 @@ def _publish(final: Path, attempt: str, *, fsync: bool) -> None:
     if fsync:
         filesystem.fsync_directories(final)
     if _claimant(final)[0] != attempt:
-        raise StepExistsError(f"{final} was claimed by another writer while it was written")
+        raise StepExistsError(
+            f"{final} was claimed by another writer while it was written. That save is intact, and "
+            "this one is lost. Stop one of the two jobs: only one may write a run."
+        )
     _create(final / layout.COMMIT_SUCCESS, attempt, fsync=fsync)
     if fsync:
         filesystem.fsync_path(final)
@@ -74,7 +77,8 @@ def _create(path: Path, content: str, *, fsync: bool) -> None:
         filesystem.write_file(path, content.encode(), fsync=fsync)
     except FileExistsError:
         raise StepExistsError(
-            f"{path.parent} exists already, or is being written by another writer"
+            f"{path.parent} exists already, or is being written by another writer. Delete it "
+            "first, or save another step."
         ) from None
 
 

@@ -104,7 +104,8 @@ def driver_spec(scheme: str, bucket: str, settings: ObjectStore) -> dict[str, An
     if (settings.endpoint, settings.region, settings.credentials) != (None, None, None):
         raise DirectoryError(
             f"gs://{bucket} takes no endpoint, region or credentials in Options(storage=...): they "
-            "come from the environment (TENSORSTORE_GCS_HTTP_URL, Google's default credentials)."
+            "come from the environment (TENSORSTORE_GCS_HTTP_URL, Google's default credentials). "
+            "Set them there."
         )
     return {"driver": "gcs", "bucket": bucket}
 

@@ -47,7 +47,10 @@ class Stack:
             layers = groups.setdefault(expand(self, match, self.output), {})
             index = _number(self, match)
             if index in layers:
-                raise RuleError(f"{self} finds layer {index} twice, the second is {name}.")
+                raise RuleError(
+                    f"{self} finds layer {index} twice, in {layers[index].name} and {name}. Let "
+                    "its pattern match one of them, or give them two outputs."
+                )
             layers[index] = state[name]
         left = {name: leaf for name, leaf in state.items() if name not in found}
         made = ((out, self._stacked(out, layers)) for out, layers in groups.items())
@@ -62,7 +65,8 @@ class Stack:
         ordered = [layers[index] for index in sorted(layers)]
         if sorted(layers) != list(range(len(layers))):
             raise RuleError(
-                f"{self} finds the layers {sorted(layers)} for {name}: some are missing."
+                f"{self} finds the layers {sorted(layers)} for {name}: some are missing. Let its "
+                "pattern match all of them, counted from 0."
             )
         return Leaf(name, lambda: self._content(name, ordered))
 
@@ -75,7 +79,10 @@ class Stack:
         specs = {str(leaf.spec): leaf.name for leaf in ordered}
         if len(specs) > 1:
             sides = "".join(f"\n  {path}  {spec}" for spec, path in specs.items())
-            raise RuleError(f"{self} finds layers of different types for {name}:{sides}")
+            raise RuleError(
+                f"{self} finds layers of different types for {name}:{sides}\nMake them the same "
+                "first, with flaxckpt.Cast or flaxckpt.Apply(pattern, fn)."
+            )
         spec, arrays = ordered[0].spec, [array_of(self, leaf) for leaf in ordered]
         axis = _checked_axis(self, self.axis, len(spec.shape) + 1)
         stacked = Stacked(arrays, axis)
@@ -107,7 +114,8 @@ class Unstack:
         """The state with the layers at the end."""
         if "{index}" not in self.output:
             raise RuleError(
-                f"{self} has no {{index}} in its output, where the layer's number goes."
+                f"{self} has no {{index}} in its output, where the layer's number goes. Write it "
+                "there."
             )
         found = matches(self, self.pattern, state, self.optional)
         left = {name: leaf for name, leaf in state.items() if name not in found}
@@ -145,7 +153,10 @@ def _checked_axis(rule: Any, axis: int, axes: int) -> int:
       RuleError: when there is none of that number.
     """
     if not -axes <= axis < axes:
-        raise RuleError(f"{rule!r:.300} has no axis {axis} among {axes}.")
+        raise RuleError(
+            f"{rule!r:.300} has no axis {axis} among {axes}. Give another axis=, or let its "
+            "pattern match other leaves."
+        )
     return axis % axes
 
 
@@ -156,11 +167,17 @@ def _number(rule: Any, match: re.Match[str]) -> int:
       RuleError: when it is none.
     """
     if not (match["index"] or "").isdecimal():
-        raise RuleError(f"{rule!r:.300}: {match['index']!r} in {match[0]} is no layer's number.")
+        raise RuleError(
+            f"{rule!r:.300}: {match['index']!r} in {match[0]} is no layer's number. Let the group "
+            "match digits, as in (?P<index>[0-9]+)."
+        )
     return int(match["index"])
 
 
 def _check_index_group(rule: Any, pattern: str) -> None:
     """Refuses a pattern without a group called `index`."""
     if "(?P<index>" not in pattern:
-        raise RuleError(f"{rule!r:.300} has no group (?P<index>...) for the layer's number.")
+        raise RuleError(
+            f"{rule!r:.300} has no group (?P<index>...) for the layer's number. Write one into "
+            "its pattern, such as (?P<index>[0-9]+)."
+        )

@@ -39,7 +39,10 @@ def transformed(state: State, target: Target, transforms: Iterable[Transform]) -
                 "return a dict from key paths to leaves or values."
             )
         if odd := [name for name in result if not isinstance(name, str)]:
-            raise RuleError(f"the transform {transform!r:.300} returned {odd[0]!r} as a key path.")
+            raise RuleError(
+                f"the transform {transform!r:.300} returned {odd[0]!r} as a key path. It must "
+                "return a dict from key paths, which are strings, to leaves or values."
+            )
         state = {name: as_leaf(value, name) for name, value in result.items()}
     return state
 
@@ -55,7 +58,9 @@ def matches(
     try:
         compiled = re.compile(pattern)
     except re.error as error:
-        raise RuleError(f"{rule!r:.300}: {pattern!r} is no regular expression: {error}.") from None
+        raise RuleError(
+            f"{rule!r:.300}: {pattern!r} is no regular expression: {error}. Correct it."
+        ) from None
     names = list(names)
     found = {name: match for name in names if (match := compiled.fullmatch(name))}
     if not found and not optional:
@@ -76,7 +81,10 @@ def expand(rule: Any, match: re.Match[str], template: str) -> str:
     try:
         return match.expand(template)
     except (re.error, IndexError) as error:
-        raise RuleError(f"{rule!r:.300}: {template!r} does not fit its pattern: {error}.") from None
+        raise RuleError(
+            f"{rule!r:.300}: {template!r} does not fit its pattern: {error}. Name a group that the "
+            "pattern has."
+        ) from None
 
 
 def merged(rule: Any, pairs: Iterable[tuple[str, Leaf]]) -> State:
@@ -103,5 +111,8 @@ def array_of(rule: Any, leaf: Leaf) -> LazyArray:
       RuleError: when it has none, or is a PRNG key.
     """
     if leaf.array is None or leaf.spec.kind == "prng_key":
-        raise RuleError(f"{rule!r:.300} cannot be used for {leaf.name}, which is {leaf.spec}.")
+        raise RuleError(
+            f"{rule!r:.300} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
+            "match arrays only."
+        )
     return leaf.array

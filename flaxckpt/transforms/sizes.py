@@ -75,7 +75,10 @@ class Resize:
         else:
             pad = 0.0 if self.pad is None else self.pad
             if self.pad is not None and not _is_held(pad, parse_dtype(array.dtype)):
-                raise RuleError(f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}.")
+                raise RuleError(
+                    f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}. Give a pad "
+                    "that it can hold."
+                )
             resized = Resized(array, shape, pad)
             spec = leaf.spec._replace(shape=shape, weak_type=False)
             return Leaf(leaf.name, Content(spec, resized), origin=leaf.origin)

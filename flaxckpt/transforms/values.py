@@ -47,7 +47,10 @@ class Fallback:
             try:
                 value = np.full(shape, value, dtype)
             except (OverflowError, TypeError, ValueError) as error:
-                raise RuleError(f"{self!r:.300} does not fit {name}: {error}.") from None
+                raise RuleError(
+                    f"{self!r:.300} does not fit {name}, which is {dtype}{list(shape)}: {error}. "
+                    "Give a value that it can hold."
+                ) from None
         return as_leaf(value, name)
 
 
@@ -84,7 +87,10 @@ class Cast:
                 return name
         except TypeError:
             pass
-        raise RuleError(f"{self} names no dtype that a checkpoint can hold.")
+        raise RuleError(
+            f"{self} names no dtype that a checkpoint can hold. Give one of numpy or ml_dtypes, "
+            "such as 'bfloat16'."
+        )
 
     def _cast(self, leaf: Leaf, dtype: str) -> Leaf:
         """One leaf in the new dtype."""
@@ -92,7 +98,10 @@ class Cast:
         def content() -> Content:
             array = array_of(self, leaf)
             if parse_dtype(array.dtype).kind not in _NUMERIC:
-                raise RuleError(f"{self} cannot be used for {leaf.name}, which is {leaf.spec}.")
+                raise RuleError(
+                    f"{self} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
+                    "match arrays of numbers only."
+                )
             kind = leaf.spec.kind if leaf.spec.kind in ARRAY_KINDS else "numpy_scalar"
             return Content(LeafSpec(kind, dtype, array.shape), Recast(array, dtype))
 

@@ -59,7 +59,11 @@ def child_name(parent: str, value: Any) -> str:
       >>> child_name(child_name("", "opt_state"), 0)
       'opt_state/0'
     """
-    return f"{parent}/{component(value)}" if parent else component(value)
+    try:
+        inner = component(value)
+    except UnsupportedKeyError as error:
+        raise UnsupportedKeyError(f"in {parent or 'the root'}: {error}") from None
+    return f"{parent}/{inner}" if parent else inner
 
 
 def component(value: Any) -> str:

@@ -1,6 +1,7 @@
 """Every example as a user runs it: it resumes, and ends in the same bits as if uninterrupted."""
 
 import importlib.util
+import json
 import os
 import re
 import subprocess
@@ -17,13 +18,23 @@ EXAMPLES = Path(__file__).parents[2] / "examples"
 needs_clu = pytest.mark.skipif(
     not all(map(importlib.util.find_spec, ("clu", "tensorflow"))), reason="CLU needs TensorFlow"
 )
+needs_grain = pytest.mark.skipif(not importlib.util.find_spec("grain"), reason="needs grain")
+needs_jupyter = pytest.mark.skipif(
+    not all(map(importlib.util.find_spec, ("nbclient", "ipykernel"))),
+    reason="needs nbclient and ipykernel",
+)
 
 
 def run_example(name, cwd, *args):
     """The output of an example that ends well within the time it has."""
+    return run_python(cwd, EXAMPLES / name, *map(str, args))
+
+
+def run_python(cwd, *args):
+    """The output of a script that ends well within the time it has."""
     environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
     done = subprocess.run(
-        [sys.executable, EXAMPLES / name, *map(str, args)],
+        [sys.executable, *args],
         cwd=cwd,
         env=environment | {"JAX_PLATFORMS": "cpu"},
         capture_output=True,
@@ -43,14 +54,23 @@ def final(run):
 @pytest.mark.parametrize("name", sorted(path.name for path in EXAMPLES.glob("*.py")))
 def test_an_example_is_short(name):
     lines = (EXAMPLES / name).read_text().splitlines()
-    assert len(lines) < (150 if name == "demo.py" else 100)
+    whole_loops = "demo.py", "imagenet_style.py", "lm1b_style.py", "ppo_style.py"
+    assert len(lines) < (150 if name in whole_loops else 100)
+
+
+def test_every_example_has_its_line():
+    listed = re.findall(r"^\| \[(.*)\]\(\1\) \| .+ \|$", (EXAMPLES / "README.md").read_text(), re.M)
+    assert sorted(listed) == sorted(
+        path.name for path in EXAMPLES.iterdir() if path.suffix in (".py", ".ipynb")
+    )
 
 
 @pytest.mark.parametrize(
     ("name", "kept", "left"),
     [
         ("linen_digits", [0, 4, 8, 9], 4),
-        ("nnx_digits", [0, 4, 8, 9], 4),
+        ("nnx_style", [0, 4, 8, 9], 4),
+        pytest.param("lm1b_style", [0, 4, 8, 9], 4, marks=needs_grain),
         pytest.param("clu_hooks", [8, 9], 8, marks=needs_clu),
     ],
 )
@@ -70,20 +90,81 @@ def test_an_example_resumes_bit_for_bit(name, kept, left, tmp_path):
     assert second.splitlines()[-1] == first.splitlines()[-1]
     assert flaxckpt.CheckpointManager(run, read_only=True).steps()[-1] == 9
     assert differences(uninterrupted, final(run)) == []
-    if name == "nnx_digits":
-        assert "10 dropout masks drawn" in second
+    if name in MORE_OF:
+        MORE_OF[name](run, second)
 
 
-def test_the_language_model_restores_on_every_mesh(tmp_path):
-    output = run_example("sharded_lm.py", tmp_path, "--workdir", "run", "--steps", 3)
+def check_nnx(run, output):
+    """Every stream of random numbers has gone on."""
+    del run
+    assert "10 dropout masks, 10 shifts drawn" in output
+
+
+def check_lm1b(run, output):
+    """The state is restored on every mesh, and the batches have gone on."""
     where = re.findall(r"restored on (.*): loss [0-9.]+\n", output)
-    assert where == ["{'data': 4, 'model': 2}", "{'data': 2, 'model': 4}", "one device"]
-    assert flaxckpt.CheckpointManager(tmp_path / "run", read_only=True).steps() == [2]
-    saved = flaxckpt.inspect(tmp_path / "run" / "2")
+    assert where == ["{'data': 2, 'model': 4}", "one device"]
+    saved = flaxckpt.inspect(run / "9")
     embeddings = (
         tree["Embed_0"]["embedding"].value for tree in (saved["params"], saved["opt_state"][0].mu)
     )
     assert [info.spec for info in embeddings] == [("model", "data")] * 2
+    manager = flaxckpt.CheckpointManager(run, read_only=True)
+    manager.restore(items={"data": None})
+    assert manager.items["data"] == {"next_index": 10}
+
+
+def check_clu(run, output):
+    """The costs of saves are where TensorBoard finds them."""
+    del output
+    costs = flaxckpt.metric_from_tensorboard("checkpoint/seconds", run)()
+    assert costs.keys() == {0, 4, 8, 9}
+
+
+MORE_OF = {"nnx_style": check_nnx, "lm1b_style": check_lm1b, "clu_hooks": check_clu}
+
+
+@pytest.mark.parametrize(
+    ("name", "metric"), [("imagenet_style", "accuracy"), ("ppo_style", "return")]
+)
+def test_the_best_steps_are_kept_and_the_rest_resumes_bit_for_bit(name, metric, tmp_path):
+    run = tmp_path / "run"
+    args = ("--workdir", "run", "--steps", 10, "--save-every", 2)
+    first = run_example(f"{name}.py", tmp_path, *args)
+    assert first.startswith("started\n")
+    uninterrupted = final(run)
+    best = {"keep": flaxckpt.Keep(last=2, best=2), "metric": metric, "mode": "max"}
+    with flaxckpt.CheckpointManager(run, **best) as ckpt:
+        kept, best_step = ckpt.steps(), ckpt.best_step
+        assert kept[-2:] == [8, 9]
+        reached = re.findall(rf"step (\d+):.* {metric} ([0-9.]+)", first)
+        assert float(max(reached, key=lambda found: float(found[1]))[1]) == pytest.approx(
+            ckpt.metrics(best_step)[metric] * (100 if metric == "accuracy" else 1), abs=0.01
+        )
+        ckpt.delete(9)
+
+    second = run_example(f"{name}.py", tmp_path, *args)
+    assert second.startswith("resumed from step 8\n")
+    assert second.splitlines()[-1] == first.splitlines()[-1]
+    assert differences(uninterrupted, final(run)) == []
+
+
+@needs_jupyter
+def test_the_notebook_runs_from_top_to_bottom(tmp_path, monkeypatch):
+    for name in ("IPYTHONDIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR", "JUPYTER_RUNTIME_DIR"):
+        monkeypatch.setenv(name, str(tmp_path / name))
+    notebook = EXAMPLES / "notebook.ipynb"
+    code = [c for c in json.loads(notebook.read_text())["cells"] if c["cell_type"] == "code"]
+    assert not any(cell["outputs"] or cell["execution_count"] for cell in code)
+    executed = tmp_path / "executed.ipynb"
+    jupyter_execute = "from nbclient.cli import main; main()"
+    run_python(tmp_path, "-c", jupyter_execute, notebook, "--output", executed)
+    cells = json.loads(executed.read_text())["cells"]
+    outputs = [out for cell in cells for out in cell.get("outputs", ())]
+    assert not [out for out in outputs if out.get("name") == "stderr"]
+    shown = "".join("".join(out.get("text", ())) for out in outputs)
+    assert "from step 120: restored" in shown
+    assert "('params/body/kernel', 'params/encoder/kernel')" in shown
 
 
 def test_a_run_begins_with_the_orbax_checkpoint_of_another(tmp_path):

@@ -196,7 +196,7 @@ def test_an_object_that_fails_is_named(tmp_path):
         def set_state(self, state):
             raise RuntimeError("no such shard")
 
-    with pytest.raises(ItemError, match="the item it: RuntimeError: no state"):
+    with pytest.raises(ItemError, match="the item it cannot be saved: RuntimeError: no state"):
         saved(tmp_path / "x", it=Broken(1))
     with pytest.raises(
         ItemError, match="the item it cannot be restored: RuntimeError: no such shard"

@@ -104,7 +104,7 @@ def test_layers_of_different_types():
 
 def test_one_layer_twice():
     state = state_of({"layer_1/w": 1, "layer_01/w": 2})
-    with pytest.raises(RuleError, match="finds layer 1 twice, the second is layer_01/w"):
+    with pytest.raises(RuleError, match="finds layer 1 twice, in layer_1/w and layer_01/w"):
         Stack(LAYERS, r"layers/\2")(state, {})
 
 

@@ -276,7 +276,9 @@ def test_what_has_no_sizes_is_refused(name, spec, saved):
     with pytest.raises(RuleError) as raised:
         flaxckpt.restore(saved, TREE, transforms=[Resize(name, pad=0)])
     rule = f"Resize(pattern={name!r}, pad=0, truncate=False, optional=False)"
-    assert str(raised.value) == f"{rule} cannot be used for {name}, which is {spec}."
+    assert str(raised.value) == (
+        f"{rule} cannot be used for {name}, which is {spec}. Let its pattern match arrays only."
+    )
 
 
 @pytest.mark.parametrize(

@@ -1,15 +1,16 @@
-"""An nnx CNN on handwritten digits, checkpointed by one line in the loop.
+"""The loop of Flax's nnx example: a CNN, its optimizer and its random streams, restored in place.
 
-Shows a module and its optimizer that are saved by `ckpt(step, (model, optimizer), metrics=...)`
-and resumed in place by `ckpt.update(model, optimizer)`. The dropout layer keeps its key and its
-counter in the module, the batch norms keep their statistics there, so all of it is saved and
-resumed without further ado. Interrupt and repeat it:
-`python examples/nnx_digits.py --workdir /tmp/nnx_digits`.
+Shows what is saved by `ckpt(step, (model, optimizer, rngs))` and put back into the very same
+objects by `ckpt.update(model, optimizer, rngs)`. The dropout layer keeps its key and its counter in
+the model, the batch norms keep their statistics there, and `rngs` shifts the images: all of it goes
+on where it was. The images are scikit-learn's digits. Interrupt and repeat it:
+`python examples/nnx_style.py --workdir /tmp/nnx_style`.
 """
 
 import argparse
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import optax
 from flax import nnx
@@ -47,9 +48,11 @@ def load_data() -> tuple[np.ndarray, np.ndarray]:
 
 @nnx.jit
 def train_step(
-    model: CNN, optimizer: nnx.Optimizer, images: jax.Array, labels: jax.Array
+    model: CNN, optimizer: nnx.Optimizer, rngs: nnx.Rngs, images: jax.Array, labels: jax.Array
 ) -> jax.Array:
-    """One step of gradient descent, in place; returns the loss."""
+    """One step of gradient descent on images that are shifted, in place; returns the loss."""
+    shift = jax.random.randint(rngs.augment(), (2,), -1, 2)
+    images = jnp.roll(images, shift, axis=(1, 2))
 
     def loss_fn(model: CNN) -> jax.Array:
         return optax.softmax_cross_entropy_with_integer_labels(model(images), labels).mean()
@@ -68,19 +71,20 @@ def accuracy(model: CNN, images: np.ndarray, labels: np.ndarray) -> float:
 def main(workdir: str, steps: int = 400, save_every: int = 50) -> None:
     """Trains from wherever `workdir` is to the end."""
     images, labels = load_data()
-    model = CNN(nnx.Rngs(0))
+    rngs = nnx.Rngs(0, augment=1)
+    model = CNN(rngs)
     tx = optax.adamw(optax.cosine_decay_schedule(5e-3, steps), weight_decay=1e-3)
     optimizer = nnx.Optimizer(model, tx, wrt=nnx.Param)
     schedule = flaxckpt.Every(steps=save_every, at=[steps - 1])
     with flaxckpt.CheckpointManager(workdir, save_every=schedule) as ckpt:
-        restored = ckpt.update(model, optimizer)
+        restored = ckpt.update(model, optimizer, rngs)
         print("started" if restored is None else f"resumed from step {restored}")
         for step in range(ckpt.next_step, steps):
             batch = np.random.default_rng(step).choice(1437, 128, replace=False)
-            loss = train_step(model, optimizer, images[batch], labels[batch])
-            if ckpt(step, (model, optimizer), metrics={"loss": loss}):
+            loss = train_step(model, optimizer, rngs, images[batch], labels[batch])
+            if ckpt(step, (model, optimizer, rngs), metrics={"loss": loss}):
                 print(f"step {step}: loss {loss:.4f}, saved", flush=True)
-    print(f"{model.dropout.rngs.count[...]} dropout masks drawn")
+    print(f"{model.dropout.rngs.count[...]} dropout masks, {rngs.augment.count[...]} shifts drawn")
     print(f"test accuracy {accuracy(model, images[1437:], labels[1437:]):.2%}")
 
 

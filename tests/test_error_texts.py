@@ -1,0 +1,833 @@
+"""What each error says, as a whole: what happened, where, both sides, and one thing to do.
+
+Texts that other tests assert as a whole are not here again.
+"""
+
+import inspect
+import json
+import re
+import shutil
+import threading
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import serialization
+from jax.sharding import PartitionSpec as P
+
+import flaxckpt
+from flaxckpt import errors
+from flaxckpt.agreement import Group
+from flaxckpt.leaves import handler as leaf_handler
+from flaxckpt.runs.background import Background
+from flaxckpt.saving import parts
+from tests.test_agreement import MemoryBoard
+
+OPTIONS = flaxckpt.Options(fsync=False)
+SAMPLES = Path(__file__).parent / "samples"
+TREE = {"w": jnp.arange(3.0)}
+TWO, OTHER_TWO, THREE = jnp.zeros(2), jnp.ones(2), jnp.zeros(3)
+
+
+# What provokes them
+
+
+def save(path, tree=TREE, **how):
+    flaxckpt.save(path, tree, options=OPTIONS, **how)
+    return path
+
+
+def restore(saved, target, **how):
+    """Restores what is saved of one tree into another."""
+    return lambda path: flaxckpt.restore(save(path, saved), target, **how)
+
+
+def transform(rule, **tree):
+    return restore(tree, None, transforms=[rule])
+
+
+def file(path, content=b"x"):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return path
+
+
+def run(path, *steps, **how):
+    ckpt = flaxckpt.CheckpointManager(path, options=OPTIONS, async_=False, **how)
+    for step in steps:
+        ckpt.save(step, TREE)
+    return ckpt
+
+
+def save_metrics(metrics, **how):
+    return lambda path: run(path, **how).save(1, TREE, metrics=metrics)
+
+
+def item(saved, target=None):
+    def provoke(path):
+        save(path, items={"it": saved})
+        flaxckpt.restore_items(path, {"it": target})
+
+    return provoke
+
+
+def without(name):
+    """Restores what lacks a file."""
+
+    def provoke(path):
+        (save(path) / name).unlink()
+        flaxckpt.restore(path)
+
+    return provoke
+
+
+def mixed(name):
+    """Restores a checkpoint that has a file or directory of another one."""
+
+    def provoke(path):
+        save(path / "other")
+        save(path / "x")
+        for place in [name] if isinstance(name, str) else name:
+            source, target = path / "other" / place, path / "x" / place
+            if source.is_dir():
+                shutil.rmtree(target)
+                shutil.copytree(source, target)
+            else:
+                shutil.copy(source, target)
+        flaxckpt.restore(path / "x")
+
+    return provoke
+
+
+def linked(path):
+    (save(path) / "state" / "link").symlink_to(__file__)
+    flaxckpt.restore(path)
+
+
+def unsealed(path):
+    file(save(path) / "state" / "_METADATA", b"")
+    flaxckpt.restore(path)
+
+
+def safetensors(header, data=b""):
+    """Reads a file."""
+    header = header if isinstance(header, bytes) else json.dumps(header).encode()
+    content = len(header).to_bytes(8, "little") + header + data
+    return lambda path: flaxckpt.restore(file(path / "m.safetensors", content))
+
+
+def tensor(dtype, size, **more):
+    return {"a": {"dtype": dtype, "shape": [2], "data_offsets": [0, size]} | more}
+
+
+def index(content):
+    return lambda path: flaxckpt.restore(file(path / "model.safetensors.index.json", content))
+
+
+def t5x(path, version):
+    tree = {"version": version, "optimizer": {}}
+    file(path / "checkpoint_1" / "checkpoint", serialization.msgpack_serialize(tree, in_place=True))
+    return path / "checkpoint_1"
+
+
+def sample(name, *gone):
+    """Reads a sample of another library that lacks some files."""
+
+    def provoke(path):
+        shutil.copytree(SAMPLES / name, path)
+        for file_name in gone:
+            (path / file_name).unlink()
+        flaxckpt.restore(path)
+
+    return provoke
+
+
+def deleted(path):
+    array = jnp.ones(3)
+    array.delete()
+    save(path, {"w": array})
+
+
+def handled(encode):
+    """Saves a leaf that a handler encodes."""
+
+    def provoke(path):
+        flaxckpt.register_leaf_handler("for_texts", complex, encode, complex)
+        try:
+            save(path, {"a": 1j})
+        finally:
+            del leaf_handler._REGISTERED["for_texts"]
+
+    return provoke
+
+
+def failing(*args):
+    raise RuntimeError("the disk is gone")
+
+
+class Stateful:
+    def __init__(self, get=lambda: 1, set_=lambda state: None):
+        self.get_state, self.set_state = get, set_
+
+
+class Plain:
+    def __repr__(self):
+        return "Plain()"
+
+
+class Files:
+    """An iterator that writes files of these ends."""
+
+    def __init__(self, *ends):
+        self.ends = ends
+
+    def save(self, path):
+        for end in self.ends:
+            Path(f"{path}{end}").touch()
+
+    def restore(self, path):
+        pass
+
+
+@jax.tree_util.register_pytree_with_keys_class
+class Twins:
+    """A node whose children have one key."""
+
+    def tree_flatten_with_keys(self):
+        key = jax.tree_util.DictKey("a")
+        return ((key, 1), (key, 2)), None
+
+    @classmethod
+    def tree_unflatten(cls, aux, children):
+        return cls()
+
+
+def shard(shape, spec):
+    def provoke(path):
+        def init(rng):
+            return {"w": jnp.zeros(shape)}
+
+        mesh = jax.make_mesh((1,), ("x",))
+        flaxckpt.abstract_state(init, jax.random.key(0), mesh=mesh, specs={"w": spec})
+
+    return provoke
+
+
+def use_part(path):
+    flaxckpt.PartialSave(path, options=OPTIONS).add(TREE)
+
+
+def no_part(path):
+    with flaxckpt.PartialSave(path, options=OPTIONS):
+        pass
+
+
+def closed(path):
+    ckpt = run(path)
+    ckpt.close()
+    ckpt.save(1, TREE)
+
+
+def read_only(path):
+    flaxckpt.CheckpointManager(path, read_only=True).save(1, TREE)
+
+
+def pinned(path):
+    ckpt = run(path, 1)
+    ckpt.pin(1)
+    ckpt.delete(1)
+
+
+def export_twice(path):
+    for _ in range(2):
+        flaxckpt.export(TREE, file(path / "beside").parent / "m.safetensors")
+
+
+def export_to_directory(path):
+    (path / "m.safetensors").mkdir(parents=True)
+    flaxckpt.export(TREE, path / "m.safetensors")
+
+
+def unreached(path):
+    store = flaxckpt.ObjectStore(
+        endpoint="http://127.0.0.1:9", region="r", credentials="anonymous", retries=0
+    )
+    flaxckpt.save("s3://bucket/x", TREE, options=flaxckpt.Options(storage=store))
+
+
+def equal(*others):
+    """What two processes say of their trees."""
+    first, second = ({"tree": 1, "local": {}} | other for other in others)
+    made = [parts.Part(**part, files={}, is_written=True) for part in (first, second)]
+    return lambda path: parts.check_equal(made, "saving step 3")
+
+
+def same_items(path):
+    shares = [parts.Share([], {}, {"config": n}) for n in (1, 2)]
+    parts.check_items(shares, "saving step 3")
+
+
+def other_meeting(path):
+    board = MemoryBoard()
+    Group(0, 2, board, 1.0).meet("saving step 3").say("decision", 1)
+    Group(1, 2, board, 1.0).meet("saving step 4").heard("decision")
+
+
+def failed_elsewhere(path):
+    board = MemoryBoard()
+    with pytest.raises(RuntimeError), Group(1, 2, board, 1.0).meet("saving step 3").reporting():
+        failing()
+    Group(0, 2, board, 1.0).meet("saving step 3").collect()
+
+
+def alone(count):
+    return lambda path: Group(0, count, MemoryBoard(), 0.01).meet("saving step 3").collect()
+
+
+def slow(path):
+    background, go_on = Background(0.01), threading.Event()
+    background.start("saving step 3", go_on.wait)
+    try:
+        background.join()
+    finally:
+        go_on.set()
+
+
+CASES = {
+    errors.CheckpointNotFoundError: {
+        "no directory": (
+            lambda path: flaxckpt.restore(path / "no"),
+            (
+                "{path}/no holds no checkpoint of flaxckpt: there is no such directory. Check the "
+                "path."
+            ),
+        ),
+        "a file": (
+            lambda path: flaxckpt.verify(file(path)),
+            (
+                "{path} holds no checkpoint of flaxckpt: it is a file. Give the directory that was "
+                "saved to."
+            ),
+        ),
+        "a run": (
+            lambda path: flaxckpt.inspect(run(path, 1, 2).directory),
+            (
+                "{path} holds no checkpoint of flaxckpt: it is a run with the steps 1 to 2. Use "
+                "{path}/2 for the newest, or flaxckpt.CheckpointManager('{path}')."
+            ),
+        ),
+        "within one": (
+            lambda path: flaxckpt.restore(save(path) / "state"),
+            (
+                "{path}/state holds no checkpoint of flaxckpt: it lies within a checkpoint. Use "
+                "{path}."
+            ),
+        ),
+        "half of one": (
+            without("_CHECKPOINT_METADATA"),
+            (
+                "{path} holds no checkpoint of flaxckpt: it is half of one, whose save never "
+                "ended. Restore another step."
+            ),
+        ),
+        "another library's": (
+            lambda path: flaxckpt.restore(SAMPLES / "t5x"),
+            (
+                "{samples}/t5x holds checkpoints of another library: checkpoint_1. Give the path "
+                "of one."
+            ),
+        ),
+    },
+    errors.CorruptCheckpointError: {
+        "no checksum": (
+            unsealed,
+            (
+                "{path}/state/_METADATA is damaged: it does not end in a checksum (0 bytes). "
+                "Restore another step."
+            ),
+        ),
+        "a file is missing": (
+            without("state/_METADATA"),
+            (
+                "the checkpoint at {path} is incomplete: {path}/state/_METADATA is missing. "
+                "Restore another step."
+            ),
+        ),
+        "two saves": (
+            mixed("state/_METADATA"),
+            (
+                "the files at {path}/x are of two different saves ({save} and {save}). Restore "
+                "another step."
+            ),
+        ),
+        "a link": (
+            linked,
+            (
+                "{path}/state/link is a symbolic link, and checkpoints have none. Restore another "
+                "step."
+            ),
+        ),
+        "big_vision: the last": (
+            lambda path: flaxckpt.restore(file(path / "c.bv-LAST", b"10").with_name("c.bv")),
+            (
+                "{path}/c.bv-LAST is damaged: '10' is no suffix of a checkpoint. Restore another "
+                "step."
+            ),
+        ),
+        "safetensors: header": (
+            lambda path: flaxckpt.restore(
+                file(path / "m.safetensors", bytes([99, *[0] * 7]) + b"{}")
+            ),
+            "{path}/m.safetensors ends within its header. Get the file again.",
+        ),
+        "safetensors: short": (
+            safetensors(tensor("F32", 8), b"1234"),
+            "{path}/m.safetensors has 73 bytes, but its header tells of 77. Get the file again.",
+        ),
+        "safetensors: a list": (
+            safetensors(b"[1, 2]  "),
+            (
+                "{path}/m.safetensors is damaged: its header begins with b'[' and not with b'{'. "
+                "Get the file again."
+            ),
+        ),
+        "safetensors: no place": (
+            safetensors({"a": {"dtype": "F32"}}),
+            (
+                "{path}/m.safetensors is damaged: its tensor 'a' has no dtype, shape and "
+                "data_offsets. Get the file again."
+            ),
+        ),
+        "safetensors: dtype": (
+            safetensors(tensor("F31", 8), b"12345678"),
+            (
+                "{path}/m.safetensors is damaged: its tensor 'a' is of the dtype 'F31', which is "
+                "not known. Get the file again."
+            ),
+        ),
+        "safetensors: index": (
+            index(b"{}"),
+            "{path}/model.safetensors.index.json has no weight_map. Get the file again.",
+        ),
+        "safetensors: elsewhere": (
+            index(b'{"weight_map": {"a": "../x"}}'),
+            (
+                "{path}/model.safetensors.index.json says that the tensor 'a' is in '../x', which "
+                "is not the name of a *.safetensors file next to it. Get the file again."
+            ),
+        ),
+    },
+    errors.UnsupportedLeafError: {
+        "abstract": (
+            lambda path: save(path, {"a": {"w": jax.eval_shape(lambda: THREE)}}),
+            (
+                "the leaf a/w: it is abstract (ShapeDtypeStruct) and has no values. Save outside "
+                "of jit, and a state that was initialised."
+            ),
+        ),
+        "traced": (
+            lambda path: jax.jit(lambda w: save(path, {"w": w}))(THREE),
+            (
+                "the leaf w: it is abstract (DynamicJaxprTracer) and has no values. Save outside "
+                "of jit, and a state that was initialised."
+            ),
+        ),
+        "deleted": (
+            deleted,
+            (
+                "the leaf w: its buffer was deleted, most likely by a jit that donated it. Save "
+                "the state that the train step returned, not the one it was given."
+            ),
+        ),
+        "objects": (
+            lambda path: save(path, {"w": np.array([None])}),
+            (
+                "the leaf w is a numpy.ndarray of dtype object, which no checkpoint can hold. Take "
+                "it out of the tree, make it static, or call flaxckpt.register_leaf_handler(kind, "
+                "ndarray, encode, decode)."
+            ),
+        ),
+        "a handler's value": (
+            handled(lambda value: Plain()),
+            (
+                "the handler of the leaf a encoded it as Plain(), which is neither an array nor "
+                "what JSON can hold exactly. Let it return str, int, list or dict."
+            ),
+        ),
+        "export": (
+            lambda path: flaxckpt.export(
+                {"a": "text", "b": jnp.zeros(2, "int4"), "c": TWO}, path / "m.safetensors"
+            ),
+            (
+                "2 of 3 leaves cannot be written to safetensors:\n"
+                "  a: str is no array of numbers\n"
+                "  b: the format has no dtype int4\n"
+                "Pass rename=, a function that returns None for the names of these, to leave them "
+                "out."
+            ),
+        ),
+        "safetensors: less than a byte": (
+            safetensors(tensor("F4", 1), b"1"),
+            (
+                "the tensor a in {path}/m.safetensors is of dtype F4, whose values have less than "
+                "a byte each. Convert it to another dtype with the library that wrote it."
+            ),
+        ),
+    },
+    errors.ItemError: {
+        "its state is no JSON": (
+            item(Stateful(get=lambda: {"at": (1, 2)})),
+            (
+                "the item it: its get_state() gave what JSON cannot hold exactly: ['at'] is a "
+                "tuple, (1, 2). Let it give bytes, a str, or plain dicts, lists and numbers; or "
+                "call flaxckpt.register_item_handler."
+            ),
+        ),
+        "no files": (
+            item(Files()),
+            (
+                "the item it: its save(path) wrote nothing. A TfDatasetIterator needs "
+                "checkpoint=True."
+            ),
+        ),
+        "files elsewhere": (
+            item(Files("-1")),
+            (
+                "the item it: its save(path) wrote state-1, and nothing under the name it was "
+                "given, state, so it would not find it again. Call flaxckpt.register_item_handler."
+            ),
+        ),
+        "no generator": (
+            item(np.random.default_rng(0), 3),
+            (
+                "the item it is a numpy Generator over PCG64, and its target is of int. Give None "
+                "instead, and take the new one from `items`."
+            ),
+        ),
+        "another generator": (
+            item(np.random.default_rng(0), np.random.Generator(np.random.MT19937(0))),
+            (
+                "the item it is a numpy Generator over PCG64, and its target is of MT19937. Give "
+                "None instead, and take the new one from `items`."
+            ),
+        ),
+        "no object": (
+            item(Stateful(), Plain()),
+            (
+                "the item it is the state of an object, and its target Plain() has no set_state. "
+                "Give an object like the one that was saved."
+            ),
+        ),
+    },
+    errors.UnsupportedKeyError: {
+        "unsortable": (
+            lambda path: save(path, {"a": {1: 1, "b": 2}}),
+            (
+                "the keys of the dict at a cannot be sorted, so jax cannot flatten it: '<' not "
+                "supported between instances of 'str' and 'int'. Use keys of one type, or an "
+                "OrderedDict."
+            ),
+        ),
+        "twice": (
+            lambda path: save(path, {"x": Twins()}),
+            (
+                "two leaves of the tree have the key path 'x/a'. Give the children of that node "
+                "different keys (jax.tree_util.register_pytree_with_keys)."
+            ),
+        ),
+    },
+    errors.RuleError: {
+        "only": (
+            restore({"params": TREE}, None, only="parms"),
+            (
+                "only='parms' selects nothing of the checkpoint at {path}. It has params, "
+                "params/w. Correct the path."
+            ),
+        ),
+        "unexpected": (
+            restore(TREE, TREE, unexpected={"b": "ignore"}),
+            "unexpected={'b': ...} matches no key path. Correct it.",
+        ),
+        "no leaf": (
+            transform(flaxckpt.Drop("b"), a=TWO),
+            (
+                "Drop(pattern='b', optional=False): 'b' matches no key path as a whole. The "
+                "closest are a. Correct it, or pass optional=True."
+            ),
+        ),
+        "apply": (
+            transform(flaxckpt.Apply(inputs=("[ab]", "a"), output="c", fn=failing), a=TWO, b=TWO),
+            (
+                "Apply(pattern=None, fn={function}, inputs=('[ab]', 'a'), output='c', keep=False, "
+                "optional=False) must find one leaf for each of its inputs, and makes c of a, b. "
+                "Give inputs whose groups lead to one output each."
+            ),
+        ),
+    },
+    errors.ShardingError: {
+        "no axis": (
+            shard((3,), P("y")),
+            (
+                "w cannot be sharded: the mesh has no axis 'y', only x.\n"
+                "  spec:  P('y',)\n"
+                "  shape: (3,)\n"
+                "  mesh:  {'x': 1}\n"
+                "Change the spec (its annotation, the logical axis rules, or specs=) or the mesh."
+            ),
+        ),
+        "axes": (
+            shard((3,), P(None, "x")),
+            (
+                "w cannot be sharded: the spec has 2 entries, the array 1 axes.\n"
+                "  spec:  P(None, 'x')\n"
+                "  shape: (3,)\n"
+                "  mesh:  {'x': 1}\n"
+                "Change the spec (its annotation, the logical axis rules, or specs=) or the mesh."
+            ),
+        ),
+        "twice": (
+            shard((2, 2), P("x", "x")),
+            (
+                "w cannot be sharded: the mesh axis 'x' is used twice.\n"
+                "  spec:  P('x', 'x')\n"
+                "  shape: (2, 2)\n"
+                "  mesh:  {'x': 1}\n"
+                "Change the spec (its annotation, the logical axis rules, or specs=) or the mesh."
+            ),
+        ),
+    },
+    errors.StepExistsError: {
+        "a checkpoint": (
+            lambda path: save(save(path)),
+            "there is a checkpoint at {path} already. Pass overwrite=True to replace it.",
+        ),
+        "a step": (
+            lambda path: run(path, 1, 1),
+            "there is a checkpoint at {path}/1 already. Pass overwrite=True to replace it.",
+        ),
+        "an export": (
+            export_twice,
+            "there is {path}/m.safetensors already. Pass overwrite=True to replace it.",
+        ),
+    },
+    errors.StepPinnedError: {
+        "deleted": (pinned, "step 1 of {path} is pinned. Unpin it first: pin(1, False)."),
+    },
+    errors.DirectoryError: {
+        "a scheme": (
+            lambda path: save("hdfs://x/y"),
+            (
+                "hdfs://x/y is neither on a local or mounted file system nor in a bucket (s3://, "
+                "gs://). Mount it, or save somewhere else."
+            ),
+        ),
+        "a URL": (
+            lambda path: save("s3://b/../y"),
+            "s3://b/../y is no URL of an object store. Give s3://bucket/path.",
+        ),
+        "another's": (
+            lambda path: save(file(path / "notes.txt").parent),
+            (
+                "{path} exists and is no checkpoint of flaxckpt, so it is not touched. Save "
+                "somewhere else, or remove it yourself."
+            ),
+        ),
+        "export": (
+            export_to_directory,
+            "{path}/m.safetensors is a directory. Export to a file in it, or next to it.",
+        ),
+        "event files": (
+            lambda path: flaxckpt.metric_from_tensorboard("loss", "gs://b/events"),
+            (
+                "event files are read from a directory of this machine, not from gs://b/events. "
+                "Mount the bucket, or copy them."
+            ),
+        ),
+    },
+    errors.StoreError: {
+        "unreached": (
+            unreached,
+            (
+                "s3://bucket cannot be used: {why}. Check the network, the credentials and "
+                "Options(storage=...)."
+            ),
+        ),
+    },
+    errors.ProcessFailedError: {
+        "trees": (
+            equal({"tree": 1}, {"tree": 2}),
+            (
+                "saving step 3: process 1 saves another tree than process 0: its structure, types, "
+                "shardings, or Python numbers or strings differ. Make them the same on all."
+            ),
+        ),
+        "items": (
+            same_items,
+            (
+                "saving step 3: process 1 saves other items than process 0: config are not the "
+                "same, or not there. Only process 0's would be kept. Make them the same; only "
+                "iterators and random generators may differ."
+            ),
+        ),
+        "calls": (
+            other_meeting,
+            (
+                "saving step 4: another process is saving step 3 instead. All processes must make "
+                "the same calls in the same order."
+            ),
+        ),
+    },
+    errors.ProcessTimeoutError: {
+        "one": (
+            alone(2),
+            (
+                "saving step 3: process 1 did not arrive within 0.01 s. See the log there, or give "
+                "Options(timeout_secs=...) more."
+            ),
+        ),
+        "many": (
+            alone(4),
+            (
+                "saving step 3: 3 processes: 1, 2, 3 did not arrive within 0.01 s. See the log "
+                "there, or give Options(timeout_secs=...) more."
+            ),
+        ),
+    },
+    errors.ManagerError: {
+        "closed": (closed, "the manager of {path} is closed. Open another one."),
+        "no block": (use_part, "parts of {path} are added within a with block. Open one."),
+    },
+    errors.SaveTimeoutError: {
+        "slow": (
+            slow,
+            (
+                "saving step 3 did not end within 0.01 s. It goes on; wait again, or give "
+                "Options(timeout_secs=...) more."
+            ),
+        ),
+    },
+    errors.StructureMismatchError: {
+        "empty, saved": (
+            restore({"a": ()}, {"a": TWO}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  empty  a  checkpoint: tuple (empty)  target: float32[2]\n"
+                "Build the target the way the saved state was built, or take its own value with "
+                'transforms=[flaxckpt.Fallback("a", "target")].'
+            ),
+        ),
+        "empty, wanted": (
+            restore({"a": TWO}, {"a": ()}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  empty  a  checkpoint: float32[2]  target: tuple (empty)\n"
+                "Build the target the way the saved state was built, or leave the array out with "
+                'transforms=[flaxckpt.Drop("a")].'
+            ),
+        ),
+        "dtype": (
+            restore({"a": TWO}, {"a": TWO.astype("bfloat16")}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  dtype  a  checkpoint: float32[2]  target: bfloat16[2]\n"
+                'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats '
+                "to wider floats only). 64-bit types need jax_enable_x64."
+            ),
+        ),
+        "shape": (
+            restore({"a": TWO}, {"a": THREE}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  shape  a  checkpoint: float32[2]  target: float32[3]\n"
+                "Build the target with the sizes that the checkpoint was saved with, or change the "
+                "arrays with flaxckpt.Apply(pattern, fn)."
+            ),
+        ),
+        "key": (
+            restore({"a": jax.random.key(0)}, {"a": jax.random.key(0, impl="rbg")}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  key impl  a  checkpoint: key<threefry2x32>[]  target: key<rbg>[]\n"
+                "Make the target's keys with the implementation that the checkpoint has."
+            ),
+        ),
+        "missing": (
+            restore({"a": TWO}, {"a": TWO, "b": jnp.zeros((3, 3))}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 2 leaves)\n"
+                "  missing  b  checkpoint: -  target: float32[3,3]\n"
+                "Build the target the way the saved state was built, or allow gaps with "
+                'missing="init" and unexpected="ignore".'
+            ),
+        ),
+        "kind": (
+            restore({"a": TWO}, {"a": "text"}),
+            (
+                "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
+                "  kind  a  checkpoint: float32[2]  target: str\n"
+                "Build the target the way the saved state was built, or allow gaps with "
+                'missing="init" and unexpected="ignore".'
+            ),
+        ),
+        "optimizer": (
+            restore(
+                {"opt_state": optax.sgd(1e-3).init(TWO)}, {"opt_state": optax.adam(1e-3).init(TWO)}
+            ),
+            (
+                "the checkpoint at {path} does not fit the target (3 of 3 leaves)\n"
+                "  missing  opt_state/0/count  checkpoint: -  target: int32[]\n"
+                "  missing  opt_state/0/mu     checkpoint: -  target: float32[2]\n"
+                "  missing  opt_state/0/nu     checkpoint: -  target: float32[2]\n"
+                "Build the optimizer the way the saved one was built, begin it anew with "
+                'opt_state="reset", or allow gaps with missing="init" and unexpected="ignore".'
+            ),
+        ),
+    },
+}
+# Their texts are about to change.
+AWAITED = {
+    errors.BackgroundSaveError,
+    errors.InvalidMetricError,
+    errors.InvalidStepError,
+    errors.ResumeMismatchError,
+    errors.UnsupportedFormatError,
+}
+
+
+@pytest.fixture
+def path(tmp_path):
+    return tmp_path / "x"
+
+
+@pytest.mark.parametrize(
+    ("cls", "name"),
+    [pytest.param(c, n, id=f"{c.__name__}-{n}") for c, names in CASES.items() for n in names],
+)
+def test_the_text(cls, name, path):
+    provoke, text = CASES[cls][name]
+    with pytest.raises(cls) as caught:
+        provoke(path)
+    assert type(caught.value) is cls
+    assert seen(caught.value, path) == text
+
+
+def seen(error, path):
+    """The text of `error`, but for what differs from time to time, or is TensorStore's."""
+    text = str(error).replace(str(path), "{path}").replace(str(SAMPLES), "{samples}")
+    text = re.sub(r"(?<=cannot be used: ).*(?=\. Check the network)", "{why}", text)
+    text = re.sub(r"<function .*? at 0x[0-9a-f]+>", "{function}", text)
+    return re.sub(r"\b[0-9a-f]{12}\b", "{save}", text)
+
+
+def test_every_error_has_a_text():
+    every = {c for c in vars(errors).values() if inspect.isclass(c)}
+    known = {c for c in every if issubclass(c, errors.FlaxckptError)} - {errors.FlaxckptError}
+    assert known == CASES.keys() | AWAITED
+
+
+def test_every_text_ends_as_a_sentence():
+    texts = [text for cases in CASES.values() for _, text in cases.values()]
+    assert [t for t in texts if not t.endswith((".", ")")) or re.search(r"\w\.\.(\s|$)", t)] == []
