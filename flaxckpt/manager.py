@@ -492,9 +492,8 @@ class CheckpointManager(RunView):
           ManagerError: when the manager is closed or read-only.
         """
         if self._closed or self._read_only:
-            state, how = (
-                ("closed", "") if self._closed else ("read-only", " without read_only=True")
-            )
+            state = "closed" if self._closed else "read-only"
+            how = "" if self._closed else " without read_only=True"
             raise ManagerError(
                 f"the manager of {self.directory} is {state}. Open another one{how}."
             )
