@@ -3,7 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
 
-.PHONY: test demo bench docs clean
+.PHONY: test demo bench docs release-check matrix clean
 
 test: $(VENV)/ready
 	$(BIN)/ruff check .
@@ -17,6 +17,15 @@ demo: $(VENV)/ready
 docs: $(VENV)/ready
 	$(BIN)/mkdocs build --strict
 
+# Builds, installs in a fresh environment, runs the quick start there.
+release-check: $(VENV)/ready
+	$(BIN)/python -m tests.test_release
+
+# Every Python of 3.11 to 3.13 that is installed, with the lowest and the newest dependencies.
+matrix: $(VENV)/ready
+	$(BIN)/pip install --quiet uv
+	UV=$(BIN)/uv .ci/matrix
+
 bench: $(VENV)/ready
 	$(BIN)/pip install --quiet --editable '.[bench]'
 	$(BIN)/python -m benchmarks
@@ -28,4 +37,4 @@ $(VENV)/ready: pyproject.toml
 	touch $@
 
 clean:
-	rm -rf $(VENV) demo-run
+	rm -rf $(VENV) demo-run site dist
