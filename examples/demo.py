@@ -30,7 +30,7 @@ def start(workdir: Path) -> subprocess.Popen:
 
 def finish(workdir: Path) -> float:
     """Trains in `workdir` to the end; returns the test accuracy in percent."""
-    output, _ = start(workdir).communicate(timeout=120)
+    output, _ = start(workdir).communicate(timeout=600)
     lines = output.splitlines()
     print("  " + "\n  ".join([lines[0], "...", *lines[-2:]]))
     return float(lines[-1].removeprefix("test accuracy ").removesuffix("%"))
