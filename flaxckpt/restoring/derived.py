@@ -118,6 +118,44 @@ class Recast:
         return [values.astype(parse_dtype(self.dtype)) for values in self.array.read(regions)]
 
 
+@dataclasses.dataclass(frozen=True, eq=False)
+class Resized:
+    """An array with other sizes along its axes."""
+
+    array: LazyArray
+    shape: Shape
+    pad: float
+
+    @property
+    def dtype(self) -> str:
+        """As it is."""
+        return self.array.dtype
+
+    @property
+    def chunks(self) -> Shape:
+        """As they are."""
+        return self.array.chunks
+
+    @property
+    def sharding(self) -> Any:
+        """Nobody sharded it like this."""
+        return None
+
+    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        """Reads what there is of the regions."""
+        return [self._read(region) for region in regions]
+
+    def _read(self, region: Region) -> np.ndarray:
+        """One region: what the array has of it, and the padding."""
+        values = np.full(region.shape, self.pad, parse_dtype(self.dtype))
+        ends = zip(region.start, region.shape, self.array.shape, strict=True)
+        there = tuple(max(0, min(start + size, end) - start) for start, size, end in ends)
+        if 0 not in there:
+            part = Region(region.start, there)
+            values[tuple(slice(size) for size in there)] = self.array.read([part])[0]
+        return values
+
+
 def _insert(shape: Shape, axis: int, size: int) -> Shape:
     """`shape` with one more axis."""
     return (*shape[:axis], size, *shape[axis:])

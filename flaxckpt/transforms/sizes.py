@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
-from typing import Any
 
 import jax
 import numpy as np
 
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.lazy import LazyArray
+from flaxckpt.restoring.derived import Resized
 from flaxckpt.restoring.leaf import Content, Leaf
-from flaxckpt.sharding.chunks import Region, Shape
+from flaxckpt.sharding.chunks import Shape
 from flaxckpt.transforms.rule import State, Target, array_of, matches
 
 
@@ -95,41 +93,3 @@ def _is_held(pad: float, dtype: np.dtype) -> bool:
         return bool(np.full((), pad, dtype) == pad)
     except (OverflowError, TypeError, ValueError):
         return False
-
-
-@dataclasses.dataclass(frozen=True, eq=False)
-class Resized:
-    """An array with other sizes along its axes."""
-
-    array: LazyArray
-    shape: Shape
-    pad: float
-
-    @property
-    def dtype(self) -> str:
-        """As it is."""
-        return self.array.dtype
-
-    @property
-    def chunks(self) -> Shape:
-        """As they are."""
-        return self.array.chunks
-
-    @property
-    def sharding(self) -> Any:
-        """Nobody sharded it like this."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Reads what there is of the regions."""
-        return [self._read(region) for region in regions]
-
-    def _read(self, region: Region) -> np.ndarray:
-        """One region: what the array has of it, and the padding."""
-        values = np.full(region.shape, self.pad, parse_dtype(self.dtype))
-        ends = zip(region.start, region.shape, self.array.shape, strict=True)
-        there = tuple(max(0, min(start + size, end) - start) for start, size, end in ends)
-        if 0 not in there:
-            part = Region(region.start, there)
-            values[tuple(slice(size) for size in there)] = self.array.read([part])[0]
-        return values
