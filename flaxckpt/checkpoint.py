@@ -132,14 +132,25 @@ def open_item(checkpoint: Checkpoint, name: str) -> Checkpoint:
     return dataclasses.replace(checkpoint, tree=tree, directory=directory)
 
 
+def read_tree(item: Location) -> SavedTree:
+    """The tree in the directory `item`, as its metadata say; what they claim is not checked.
+
+    Raises:
+      FileNotFoundError: when there are none.
+      CorruptCheckpointError: when they are damaged.
+      UnsupportedFormatError: when a newer flaxckpt wrote them.
+    """
+    file = item / layout.TREE_METADATA
+    data = sealed_json.unseal(limits.read_json_file(file), str(file))
+    return decode_tree(data.get("flaxckpt"), str(file))
+
+
 def _read_tree(
     directory: Location, inner: str, described: CheckpointMetadata, is_part: bool
 ) -> SavedTree:
     """A tree of the checkpoint that `described` belongs to, with what it claims checked."""
     item = directory / inner
-    file = item / layout.TREE_METADATA
-    data = sealed_json.unseal(limits.read_json_file(file), str(file))
-    tree = decode_tree(data.get("flaxckpt"), str(file))
+    file, tree = item / layout.TREE_METADATA, read_tree(item)
     if tree.attempt != described.attempt:
         raise CorruptCheckpointError(
             f"the files at {directory} are of two different saves ({described.attempt} and "

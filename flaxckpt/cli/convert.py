@@ -20,13 +20,13 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     """Writes what is at A to B."""
     from flaxckpt.cli.work.converting import convert_checkpoint
     from flaxckpt.cli.work.trees import format_of
-    from flaxckpt.leaves.lazy import nbytes_of
+    from flaxckpt.leaves.lazy import total_nbytes
     from flaxckpt.opening import open_source
     from flaxckpt.storage.location import locate
 
     options, clock = options_of(args), Clock()
     source, final = open_source(args.a, options), locate(args.b, options)
-    nbytes = sum(nbytes_of(leaf.array) for leaf in source.leaves if leaf.array is not None)
+    nbytes = total_nbytes(source.leaves)
     with out.progress(str(source.path), nbytes) as advance:
         count = convert_checkpoint(source, final, options, advance, overwrite=args.overwrite)
     out.document(

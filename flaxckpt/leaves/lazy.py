@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -102,3 +102,16 @@ class TypedArray(Protocol):
 def nbytes_of(array: TypedArray) -> int:
     """The size of an array in bytes."""
     return math.prod(array.shape) * parse_dtype(array.dtype).itemsize
+
+
+class WithArray(Protocol):
+    """A leaf that has an array, or none."""
+
+    @property
+    def array(self) -> TypedArray | None:
+        """Its array."""
+
+
+def total_nbytes(leaves: Iterable[WithArray]) -> int:
+    """The size of the arrays of `leaves`, in bytes."""
+    return sum(nbytes_of(leaf.array) for leaf in leaves if leaf.array is not None)

@@ -12,6 +12,7 @@ import crc32c
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint, open_item, unchanged
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
+from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
@@ -83,7 +84,7 @@ def verify(
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
     records = [record for tree in trees for record in tree.tree.records]
-    nbytes = sum(record.array.nbytes for record in records if record.array is not None)
+    nbytes = total_nbytes(records)
     return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
 
 

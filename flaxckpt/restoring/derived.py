@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -14,146 +14,72 @@ from flaxckpt.sharding.chunks import Region, Shape
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Stacked:
-    """Arrays of one type along a new axis."""
+class Derived:
+    """A `LazyArray` whose `read` makes the elements of regions of what it reads of other arrays.
 
-    parts: Sequence[LazyArray]
-    axis: int
+    Nobody sharded it, unless `sharding` says so.
+    """
 
-    @property
-    def dtype(self) -> str:
-        """That of the parts."""
-        return self.parts[0].dtype
+    dtype: str
+    shape: Shape
+    chunks: Shape
+    read: Callable[[Sequence[Region]], Sequence[np.ndarray]]
+    sharding: Any = None
 
-    @property
-    def shape(self) -> Shape:
-        """That of the parts, and the new axis."""
-        return _insert(self.parts[0].shape, self.axis, len(self.parts))
 
-    @property
-    def chunks(self) -> Shape:
-        """A chunk of one part."""
-        return _insert(self.parts[0].chunks, self.axis, 1)
+def stacked(parts: Sequence[LazyArray], axis: int) -> Derived:
+    """Arrays of one type along a new axis; only the parts that a region touches are read."""
+    dtype, shape = parts[0].dtype, _insert(parts[0].shape, axis, len(parts))
 
-    @property
-    def sharding(self) -> Any:
-        """Nobody sharded it."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Reads the parts that the regions touch."""
-        return [self._read(region) for region in regions]
-
-    def _read(self, region: Region) -> np.ndarray:
-        """The elements of one region."""
-        inner = Region(_without(region.start, self.axis), _without(region.shape, self.axis))
-        first, count = region.start[self.axis], region.shape[self.axis]
+    def read_one(region: Region) -> np.ndarray:
+        inner = Region(_without(region.start, axis), _without(region.shape, axis))
+        first, count = region.start[axis], region.shape[axis]
         if not count:
-            return np.zeros(region.shape, parse_dtype(self.dtype))
-        found = [part.read([inner])[0] for part in self.parts[first : first + count]]
-        return np.stack(found, self.axis)
+            return np.zeros(region.shape, parse_dtype(dtype))
+        found = [part.read([inner])[0] for part in parts[first : first + count]]
+        return np.stack(found, axis)
+
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        return [read_one(region) for region in regions]
+
+    return Derived(dtype, shape, _insert(parts[0].chunks, axis, 1), read)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Layer:
+def layer(whole: LazyArray, axis: int, index: int) -> Derived:
     """One index of an axis of an array."""
 
-    whole: LazyArray
-    axis: int
-    index: int
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        outer = [Region(_insert(r.start, axis, index), _insert(r.shape, axis, 1)) for r in regions]
+        return [values.squeeze(axis) for values in whole.read(outer)]
 
-    @property
-    def dtype(self) -> str:
-        """That of the whole."""
-        return self.whole.dtype
-
-    @property
-    def shape(self) -> Shape:
-        """That of the whole without the axis."""
-        return _without(self.whole.shape, self.axis)
-
-    @property
-    def chunks(self) -> Shape:
-        """Those of the whole without the axis."""
-        return _without(self.whole.chunks, self.axis)
-
-    @property
-    def sharding(self) -> Any:
-        """Nobody sharded it."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Reads the regions of the one index."""
-        outer = [
-            Region(_insert(r.start, self.axis, self.index), _insert(r.shape, self.axis, 1))
-            for r in regions
-        ]
-        return [values.squeeze(self.axis) for values in self.whole.read(outer)]
+    return Derived(whole.dtype, _without(whole.shape, axis), _without(whole.chunks, axis), read)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Recast:
+def recast(array: LazyArray, dtype: str) -> Derived:
     """An array in another dtype."""
 
-    array: LazyArray
-    dtype: str
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        return [values.astype(parse_dtype(dtype)) for values in array.read(regions)]
 
-    @property
-    def shape(self) -> Shape:
-        """As it is."""
-        return self.array.shape
-
-    @property
-    def chunks(self) -> Shape:
-        """As they are."""
-        return self.array.chunks
-
-    @property
-    def sharding(self) -> Any:
-        """As it is."""
-        return self.array.sharding
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Reads the regions and converts them."""
-        return [values.astype(parse_dtype(self.dtype)) for values in self.array.read(regions)]
+    return Derived(dtype, array.shape, array.chunks, read, array.sharding)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class Resized:
-    """An array with other sizes along its axes."""
+def resized(array: LazyArray, shape: Shape, pad: float) -> Derived:
+    """An array with other sizes along its axes: what both have in common, and padding."""
 
-    array: LazyArray
-    shape: Shape
-    pad: float
-
-    @property
-    def dtype(self) -> str:
-        """As it is."""
-        return self.array.dtype
-
-    @property
-    def chunks(self) -> Shape:
-        """As they are."""
-        return self.array.chunks
-
-    @property
-    def sharding(self) -> Any:
-        """Nobody sharded it like this."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Reads what there is of the regions."""
-        return [self._read(region) for region in regions]
-
-    def _read(self, region: Region) -> np.ndarray:
-        """One region: what the array has of it, and the padding."""
-        values = np.full(region.shape, self.pad, parse_dtype(self.dtype))
-        ends = zip(region.start, region.shape, self.array.shape, strict=True)
+    def read_one(region: Region) -> np.ndarray:
+        values = np.full(region.shape, pad, parse_dtype(array.dtype))
+        ends = zip(region.start, region.shape, array.shape, strict=True)
         there = tuple(max(0, min(start + size, end) - start) for start, size, end in ends)
         if 0 not in there:
             part = Region(region.start, there)
-            values[tuple(slice(size) for size in there)] = self.array.read([part])[0]
+            values[tuple(slice(size) for size in there)] = array.read([part])[0]
         return values
+
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        return [read_one(region) for region in regions]
+
+    return Derived(array.dtype, shape, array.chunks, read)
 
 
 def _insert(shape: Shape, axis: int, size: int) -> Shape:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 
-from flaxckpt.leaves.lazy import nbytes_of
+from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.restoring.plan import LeafPlan, Plan
 from flaxckpt.restoring.source import Source
 from flaxckpt.sharding.specs import describe_sharding
@@ -72,7 +72,7 @@ def report_of(source: Source, plan: Plan, seconds: float) -> RestoreReport:
         tuple(row for row in changed if row[1] != row[2]),
         tuple(plan.ignored),
         tuple(leaf.name for leaf in plan.leaves if _is_resharded(leaf)),
-        sum(nbytes_of(leaf.record.array) for leaf in plan.leaves if leaf.record.array is not None),
+        total_nbytes(leaf.record for leaf in plan.leaves),
         seconds,
     )
 

@@ -11,7 +11,7 @@ import numpy as np
 from flaxckpt.errors import CorruptCheckpointError, Mismatch
 from flaxckpt.leaves import convert, handler
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.lazy import LazyArray, nbytes_of
+from flaxckpt.leaves.lazy import LazyArray, nbytes_of, total_nbytes
 from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
 from flaxckpt.options import Options
 from flaxckpt.progress import Progress
@@ -42,7 +42,7 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
     batches = _batches(source, leaves, set(large), options.buffer_bytes, held)
-    total = sum(nbytes_of(a) for leaf in leaves if (a := leaf.record.array) is not None)
+    total = total_nbytes(leaf.record for leaf in leaves)
     with Progress(f"restoring {source.path}", total, is_shown=options.progress) as bar:
         for batch in bar.counted(batches, _nbytes):
             fitting = []

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from flaxckpt.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
+from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.metadata.past import PastSave
 from flaxckpt.options import Options
 from flaxckpt.runs.run import Run
@@ -31,6 +32,5 @@ def as_past(checkpoint: Checkpoint, step: int) -> PastSave:
     """A step as the one after it remembers it; for how long it blocked the loop is not known."""
     described, records = checkpoint.described, checkpoint.tree.records
     seconds = (described.committed_ns - described.started_ns) / 1e9
-    nbytes = sum(record.array.nbytes for record in records if record.array is not None)
     time, metrics = described.committed_ns / 1e9, described.metrics
-    return PastSave(step, time, seconds, 0.0, len(records), nbytes, metrics)
+    return PastSave(step, time, seconds, 0.0, len(records), total_nbytes(records), metrics)

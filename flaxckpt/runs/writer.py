@@ -151,8 +151,7 @@ class Writer:
             )
             self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
             tree = contents.Tree(layout.ITEM, taken.plan)
-            past = self._remembered() if group.is_leader else ()
-            job = Job(tree, path, described, overwrite, self._options, tuple(of_items), past)
+            job = Job(tree, path, described, overwrite, self._options, tuple(of_items))
             self._start(_Save(step, job, meeting, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:
@@ -204,6 +203,9 @@ class Writer:
     def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
         job, is_leader = save.job, save.meeting.group.is_leader
+        if is_leader:  # in the background: it may read the metadata of the step before
+            with save.meeting.reporting():
+                job = dataclasses.replace(job, past=self._remembered())
         write(job, pieces, save.meeting)
         self._run.forget(save.step)
         plan, seconds = job.state.plan, time.monotonic() - save.began

@@ -10,7 +10,7 @@ from typing import Any
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.lazy import LazyArray
 from flaxckpt.leaves.record import LeafSpec
-from flaxckpt.restoring.derived import Layer, Stacked
+from flaxckpt.restoring.derived import layer, stacked
 from flaxckpt.restoring.leaf import Content, Leaf
 from flaxckpt.transforms.rule import State, Target, array_of, expand, matches, merged
 
@@ -85,8 +85,8 @@ class Stack:
             )
         spec, arrays = ordered[0].spec, [array_of(self, leaf) for leaf in ordered]
         axis = _checked_axis(self, self.axis, len(spec.shape) + 1)
-        stacked = Stacked(arrays, axis)
-        return Content(_with_shape(spec, stacked), stacked)
+        whole = stacked(arrays, axis)
+        return Content(_with_shape(spec, whole), whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -120,9 +120,9 @@ class Unstack:
         found = matches(self, self.pattern, state, self.optional)
         left = {name: leaf for name, leaf in state.items() if name not in found}
         made = [
-            (self._name(match, index), layer)
+            (self._name(match, index), part)
             for name, match in found.items()
-            for index, layer in enumerate(self._layers(state[name]))
+            for index, part in enumerate(self._layers(state[name]))
         ]
         return merged(self, [*left.items(), *made])
 
@@ -136,8 +136,8 @@ class Unstack:
         array = array_of(self, leaf)
         axis = _checked_axis(self, self.axis, len(leaf.spec.shape))
         for index in range(array.shape[axis]):
-            layer = Layer(array, axis, index)
-            yield Leaf(leaf.name, Content(_with_shape(leaf.spec, layer), layer))
+            part = layer(array, axis, index)
+            yield Leaf(leaf.name, Content(_with_shape(leaf.spec, part), part))
 
 
 def _with_shape(spec: LeafSpec, array: LazyArray) -> LeafSpec:

@@ -10,7 +10,7 @@ import numpy as np
 
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.restoring.derived import Resized
+from flaxckpt.restoring.derived import resized
 from flaxckpt.restoring.leaf import Content, Leaf
 from flaxckpt.sharding.chunks import Shape
 from flaxckpt.transforms.rule import State, Target, array_of, matches
@@ -77,9 +77,8 @@ class Resize:
                     f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}. Give a pad "
                     "that it can hold."
                 )
-            resized = Resized(array, shape, pad)
             spec = leaf.spec._replace(shape=shape, weak_type=False)
-            return Leaf(leaf.name, Content(spec, resized), origin=leaf.origin)
+            return Leaf(leaf.name, Content(spec, resized(array, shape, pad)), origin=leaf.origin)
         raise RuleError(
             f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
         )

@@ -10,7 +10,7 @@ import numpy as np
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
 from flaxckpt.leaves.record import ARRAY_KINDS, LeafSpec
-from flaxckpt.restoring.derived import Recast
+from flaxckpt.restoring.derived import recast
 from flaxckpt.restoring.leaf import Content, Leaf, as_leaf, content_of
 from flaxckpt.transforms.rule import State, Target, array_of, matches
 
@@ -103,6 +103,6 @@ class Cast:
                     "match arrays of numbers only."
                 )
             kind = leaf.spec.kind if leaf.spec.kind in ARRAY_KINDS else "numpy_scalar"
-            return Content(LeafSpec(kind, dtype, array.shape), Recast(array, dtype))
+            return Content(LeafSpec(kind, dtype, array.shape), recast(array, dtype))
 
         return Leaf(leaf.name, content, origin=leaf.origin)

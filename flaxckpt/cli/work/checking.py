@@ -10,7 +10,7 @@ from flaxckpt.cli.output import Clock
 from flaxckpt.cli.work import blocks
 from flaxckpt.cli.work.trees import format_of
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.leaves.lazy import nbytes_of
+from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.looking.verify import verify
 from flaxckpt.opening import open_source
 from flaxckpt.options import Options
@@ -94,4 +94,4 @@ def size_of(path: Location, options: Options) -> int | None:
         leaves = open_source(path, options).leaves
     except (CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError):
         return None
-    return sum(nbytes_of(leaf.array) for leaf in leaves if leaf.array is not None)
+    return total_nbytes(leaves)

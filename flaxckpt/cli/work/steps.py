@@ -8,10 +8,10 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
+from flaxckpt.checkpoint import read_tree
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.metadata import limits, sealed_json
+from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
-from flaxckpt.metadata.tree import SavedTree, decode_tree
 from flaxckpt.runs.run import Run
 from flaxckpt.storage import layout, location
 from flaxckpt.storage.location import Location
@@ -85,14 +85,6 @@ def _on_disk(path: Path) -> int:
 def _in_tree(item: Location) -> int:
     """The size of the arrays of a tree; nothing when that cannot be read."""
     try:
-        records = _tree(item).records
+        return total_nbytes(read_tree(item).records)
     except (CorruptCheckpointError, CheckpointNotFoundError, UnsupportedFormatError, OSError):
         return 0
-    return sum(record.array.nbytes for record in records if record.array is not None)
-
-
-def _tree(item: Location) -> SavedTree:
-    """The structure of a tree."""
-    file = item / layout.TREE_METADATA
-    data = sealed_json.unseal(limits.read_json_file(file), str(file))
-    return decode_tree(data.get("flaxckpt"), str(file))

@@ -11,9 +11,6 @@ from flaxckpt.storage import filesystem, layout, marker
 from flaxckpt.storage.bucket import BucketPath
 from flaxckpt.storage.location import Location
 
-# What is flaxckpt's own and no step: the claims of a bucket, and what happened.
-_OWN = frozenset({layout.CLAIMS})
-
 
 class Stray(NamedTuple):
     """Something that is no step.
@@ -33,7 +30,7 @@ def strays(directory: Location, steps: Container[str]) -> list[Stray]:
         found = _on_disk(directory, steps)
     else:
         found = _in_bucket(directory, steps)
-    return sorted(stray for stray in found if stray.name not in _OWN)
+    return sorted(stray for stray in found if stray.name != layout.CLAIMS)
 
 
 def _on_disk(directory: Path, steps: Container[str]) -> Iterator[Stray]:
