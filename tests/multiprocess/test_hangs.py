@@ -29,6 +29,10 @@ def saved_until_an_error(context, url, options, stopped):
             write_all = tensorstore_io.write_all
 
             def hang(*args):
+                # Process 0 has the notes: were it to stop before the others have read that step 2
+                # is saved at all, they would fail in `save`, not in its background.
+                for index in set(range(context.count)) - {stopped}:
+                    cluster.wait_for_mark(context.dir, index, "training")
                 context.mark("hangs")
                 os.kill(os.getpid(), signal.SIGSTOP)
                 write_all(*args)
@@ -37,6 +41,7 @@ def saved_until_an_error(context, url, options, stopped):
         began = time.monotonic()
         with pytest.raises(errors.BackgroundSaveError) as caught:
             ckpt.save(2, jobs.state(2))
+            context.mark("training")
             while time.monotonic() < began + 4 * TIMEOUT:
                 time.sleep(0.05)
                 ckpt.raise_failure()
