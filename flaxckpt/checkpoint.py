@@ -16,6 +16,7 @@ from flaxckpt.leaves.record import LeafRecord
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
 from flaxckpt.metadata import limits, sealed_json
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.files import read_json_file
 from flaxckpt.metadata.tree import SavedTree, decode_tree
 from flaxckpt.options import Options
 from flaxckpt.storage import layout
@@ -141,7 +142,7 @@ def read_tree(item: Location) -> SavedTree:
       UnsupportedFormatError: when a newer flaxckpt wrote them.
     """
     file = item / layout.TREE_METADATA
-    data = sealed_json.unseal(limits.read_json_file(file), str(file))
+    data = sealed_json.unseal(read_json_file(file), str(file))
     return decode_tree(data.get("flaxckpt"), str(file))
 
 

@@ -6,7 +6,6 @@ import dataclasses
 import re
 from collections.abc import Mapping
 
-from flaxckpt.leaves.dtypes import is_floating
 from flaxckpt.storage.object_store import ObjectStore
 
 MIB = 1 << 20
@@ -100,6 +99,8 @@ class Options:
 
 def _check_save_dtype(wanted: SaveDtype) -> None:
     """Refuses names of no floating dtype, and patterns that are none."""
+    from flaxckpt.leaves.dtypes import is_floating  # it needs numpy, and few set this
+
     for name in wanted.values() if isinstance(wanted, Mapping) else [wanted]:
         if not isinstance(name, str) or not is_floating(name):
             raise ValueError(

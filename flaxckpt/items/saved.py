@@ -11,8 +11,8 @@ import crc32c
 from flaxckpt.checkpoint import Checkpoint, open_item
 from flaxckpt.errors import CorruptCheckpointError, ItemError, StoreError
 from flaxckpt.items.encoded import Place
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.metadata.items import ItemRecord
-from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.restore import restore_tree

@@ -14,7 +14,7 @@ from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.leaves.record import LeafRecord
-from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.restoring.chunk_reads import ArrayRead
 from flaxckpt.restoring.reading import check_arrays

@@ -13,9 +13,9 @@ from typing import Any
 import orjson
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
-from flaxckpt.metadata import limits, sealed_json
+from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata.files import check_format, read_json_file
 from flaxckpt.metadata.items import ItemRecord, decode_items, encode_items
-from flaxckpt.metadata.tree import check_format
 from flaxckpt.storage import location
 from flaxckpt.storage.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
 from flaxckpt.storage.location import Location
@@ -78,7 +78,7 @@ def read(path: Location) -> CheckpointMetadata:
     if (committed_by := location.committed_by(path)) is None:
         raise CheckpointNotFoundError(f"{path} is being written, or its save never ended")
     try:
-        text = limits.read_json_file(file)
+        text = read_json_file(file)
     except FileNotFoundError:
         raise CheckpointNotFoundError(f"{path} holds no checkpoint of flaxckpt") from None
     if b'"flaxckpt":' not in text and not sealed_json.is_sealed(text):

@@ -7,7 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.storage import layout
 
 

@@ -11,36 +11,18 @@ import os
 from collections.abc import Sequence
 from pathlib import Path
 
-from flaxckpt.errors import CorruptCheckpointError, StoreError
+from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.record import LeafRecord, StoredArray
 from flaxckpt.storage import tensorstore_io, zarr3
-from flaxckpt.storage.location import Location, read_file
+from flaxckpt.storage.location import Location
 from flaxckpt.tree.node import Node, named_nodes
 
-MAX_JSON_BYTES = 1 << 30
 MAX_LEAVES = 2_000_000
 MAX_DEPTH = 500
 MAX_AXES = 64
 # numpy cannot address more, whatever the dtype.
 MAX_ELEMENTS = 1 << 48
-
-
-def read_json_file(path: Location) -> bytes:
-    """The bytes of a JSON file, which must be a file and no link to one.
-
-    Raises:
-      FileNotFoundError: when there is none.
-      CorruptCheckpointError: when it is something else, or larger than any that flaxckpt writes.
-    """
-    try:
-        return read_file(path, MAX_JSON_BYTES)
-    except (FileNotFoundError, StoreError):
-        raise
-    except OSError as error:
-        raise CorruptCheckpointError(
-            f"{path} cannot be read: {error}. Restore another step."
-        ) from None
 
 
 def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord], path: str) -> None:

@@ -4,23 +4,17 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
-from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
+from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import limits
+from flaxckpt.metadata.files import SavedFile, check_format
 from flaxckpt.metadata.past import PastSave, decode_past, encode_past
 from flaxckpt.storage.layout import FORMAT_VERSION
 from flaxckpt.tree.keypaths import Key, Kind, decode_key, encode_key
 from flaxckpt.tree.node import MAPPING_KINDS, SEQUENCE_KINDS, Node, NodeKind, plain_value
-
-
-class SavedFile(NamedTuple):
-    """A file beside the metadata: its size in bytes, and its CRC-32C where it is not the data's."""
-
-    size: int
-    crc32c: int | None
 
 
 @dataclasses.dataclass(frozen=True)
@@ -95,23 +89,6 @@ def decode_tree(data: Any, path: str) -> SavedTree:
             f"{path} does not describe a tree: {type(error).__name__}: {error}. "
             "Restore another step."
         ) from None
-
-
-def check_format(data: Any, path: str) -> None:
-    """Refuses the JSON of a format that this version does not know.
-
-    Raises:
-      UnsupportedFormatError: when it is newer.
-      CorruptCheckpointError: when it has no version; `path` is named.
-    """
-    version = data.get("format") if isinstance(data, dict) else None
-    if type(version) is not int or version < 1:
-        raise CorruptCheckpointError(f"{path} names no format version. Restore another step.")
-    if version > FORMAT_VERSION:
-        raise UnsupportedFormatError(
-            f"{path} is of format {version}; this flaxckpt reads formats up to {FORMAT_VERSION}. "
-            "Update flaxckpt."
-        )
 
 
 def _encode_node(node: Node) -> dict[str, Any]:

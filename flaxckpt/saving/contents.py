@@ -13,8 +13,8 @@ from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
 from flaxckpt.items import handler
 from flaxckpt.items.encoded import JSON, ItemTree, Place, about
 from flaxckpt.items.handler import Chosen
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.metadata.items import ItemRecord
-from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.saving.plan import SavePlan
 from flaxckpt.saving.snapshot import State, take_apart
 from flaxckpt.storage import layout

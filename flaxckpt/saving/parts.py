@@ -15,7 +15,7 @@ import numpy as np
 import orjson
 
 from flaxckpt.errors import ProcessFailedError
-from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.saving.plan import SavePlan
 from flaxckpt.saving.snapshot import Piece
 from flaxckpt.storage import zarr3

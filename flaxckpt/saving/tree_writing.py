@@ -12,8 +12,9 @@ import crc32c
 import tensorstore as ts
 
 from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.metadata.past import PastSave
-from flaxckpt.metadata.tree import SavedFile, with_files
+from flaxckpt.metadata.tree import with_files
 from flaxckpt.options import Options
 from flaxckpt.saving import parts
 from flaxckpt.saving.contents import WrittenTree

@@ -16,7 +16,7 @@ from typing import NamedTuple
 
 from flaxckpt.agreement import Meeting
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
-from flaxckpt.metadata.tree import SavedFile
+from flaxckpt.metadata.files import SavedFile
 from flaxckpt.progress import Progress
 from flaxckpt.saving import parts
 from flaxckpt.saving.job import Job

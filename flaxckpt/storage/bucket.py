@@ -10,12 +10,13 @@ import contextlib
 import dataclasses
 import re
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, TypeVar
-
-import tensorstore as ts
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from flaxckpt.errors import FlaxckptError, StoreError
 from flaxckpt.storage.object_store import ObjectStore, context_spec, driver_spec, split_url
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 T = TypeVar("T")
 
@@ -51,6 +52,8 @@ class Bucket:
 
     def kvstore(self, prefix: str) -> ts.KvStore:
         """All objects whose names begin with `prefix`."""
+        import tensorstore as ts
+
         return self.result(ts.KvStore.open({**self.spec, "path": prefix}, context=self.context))
 
     def result(self, future: ts.Future[T]) -> T:
@@ -220,5 +223,7 @@ def open_bucket(url: str, settings: ObjectStore, timeout_secs: float) -> BucketP
       DirectoryError: when it is no URL of an object store.
     """
     scheme, name, key = split_url(url)
+    import tensorstore as ts
+
     spec, context = driver_spec(scheme, name, settings), ts.Context(context_spec(scheme, settings))
     return BucketPath(Bucket(f"{scheme}://{name}", timeout_secs, spec, context), key)

@@ -11,12 +11,10 @@ import stat
 from collections.abc import Iterator
 from pathlib import Path
 
-from etils import epath
-
 from flaxckpt.errors import DirectoryError
 
 
-def local_path(path: epath.PathLike) -> Path:
+def local_path(path: str | os.PathLike[str]) -> Path:
     """`path` as an absolute path of this machine; `~` and relative paths work.
 
     Raises:
@@ -27,7 +25,7 @@ def local_path(path: epath.PathLike) -> Path:
             f"{os.fspath(path)} is neither on a local or mounted file system nor in a bucket "
             "(s3://, gs://). Mount it, or save somewhere else."
         )
-    return Path(os.path.abspath(epath.Path(path).expanduser()))
+    return Path(os.path.abspath(Path(path).expanduser()))
 
 
 def make_directory(path: Path, *, fsync: bool) -> None:

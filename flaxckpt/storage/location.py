@@ -7,13 +7,15 @@ import os
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
-
-import tensorstore as ts
+from typing import TYPE_CHECKING
 
 from flaxckpt.options import Options
 from flaxckpt.storage import claims, commit, filesystem, layout, marker, object_store
 from flaxckpt.storage.bucket import BucketPath, open_bucket
 from flaxckpt.storage.notes import StorageBoard
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 Location = Path | BucketPath
 PathLike = str | os.PathLike[str] | BucketPath
@@ -49,6 +51,8 @@ def kvstore(
     """
     if isinstance(location, BucketPath):
         return location.kvstore()
+    import tensorstore as ts  # `flaxckpt ls` does without it, and numpy
+
     spec = {"driver": "file", "path": f"{location}/", "file_io_sync": fsync}
     return ts.KvStore.open(spec, context=context).result()
 

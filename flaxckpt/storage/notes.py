@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import time
-
-import tensorstore as ts
+from typing import TYPE_CHECKING
 
 from flaxckpt.storage.bucket import MISSING
+
+if TYPE_CHECKING:
+    import tensorstore as ts
 
 FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.01, 0.5
 
@@ -51,4 +53,6 @@ class StorageBoard:
 
 def _below(name: str) -> ts.KvStore.KeyRange:
     """All names that begin with `name` and a slash; `0` comes after the slash."""
+    import tensorstore as ts
+
     return ts.KvStore.KeyRange(f"{name}/", f"{name}0")

@@ -98,12 +98,13 @@ def test_a_bar_on_a_terminal_and_no_colour_when_it_is_not_wanted(made):
     assert "ok    " in out
 
 
-def test_no_device_is_touched_and_jax_is_not_imported(made):
+def test_no_device_is_touched_and_nothing_is_imported_that_is_not_used(made):
     code = """
         import sys
         from flaxckpt.cli.main import main
         for args in (["ls"], ["rm", "--keep-last", "1"], ["pin", "1"]):
             assert main([args[0], sys.argv[1], *args[1:]]) == 0
+        assert not {"numpy", "tensorstore"} & set(sys.modules), "numpy, TensorStore"
         one = sys.argv[1] + "/1"
         for args in (["show", one], ["diff", one, one]):
             assert main(args) == 0

@@ -16,7 +16,8 @@ from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedFormatError
 from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
-from flaxckpt.metadata.tree import SavedFile, SavedTree, decode_tree, encode_tree, spec_of
+from flaxckpt.metadata.files import SavedFile
+from flaxckpt.metadata.tree import SavedTree, decode_tree, encode_tree, spec_of
 from flaxckpt.saving import snapshot
 from flaxckpt.storage.layout import FORMAT_VERSION
 from flaxckpt.tree.structure import flatten

@@ -21,9 +21,9 @@ from flaxckpt.cli.work.file_copy import copy_file
 from flaxckpt.errors import CheckpointNotFoundError, FlaxckptError, StepPinnedError
 from flaxckpt.looking.verify import verify
 from flaxckpt.metadata import checkpoint as checkpoint_metadata
-from flaxckpt.metadata import limits, sealed_json
+from flaxckpt.metadata import sealed_json
+from flaxckpt.metadata.files import SavedFile, read_json_file
 from flaxckpt.metadata.items import ItemRecord
-from flaxckpt.metadata.tree import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.saving.save import admit
 from flaxckpt.storage import layout, location
@@ -156,7 +156,7 @@ def _write_tree(tree: Checkpoint, item: Location, names: list[str], options: Opt
     In a bucket, Orbax wants a marker, too.
     """
     file = tree.item / layout.TREE_METADATA
-    data = sealed_json.unseal(limits.read_json_file(file), str(file))
+    data = sealed_json.unseal(read_json_file(file), str(file))
     files = dict(tree.tree.files)
     if isinstance(item, Path):
         databases = [name for name in names if _DATABASE.fullmatch(name)]

@@ -8,9 +8,7 @@ import os
 from pathlib import Path
 from typing import NamedTuple
 
-from flaxckpt.checkpoint import read_tree
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.metadata.checkpoint import CheckpointMetadata
 from flaxckpt.runs.run import Run
 from flaxckpt.storage import layout, location
@@ -84,6 +82,10 @@ def _on_disk(path: Path) -> int:
 
 def _in_tree(item: Location) -> int:
     """The size of the arrays of a tree; nothing when that cannot be read."""
+    # On a disk nobody needs to know it, nor numpy, without which `ls` takes half the time.
+    from flaxckpt.checkpoint import read_tree
+    from flaxckpt.leaves.lazy import total_nbytes
+
     try:
         return total_nbytes(read_tree(item).records)
     except (CorruptCheckpointError, CheckpointNotFoundError, UnsupportedFormatError, OSError):
