@@ -17,7 +17,8 @@ demo: $(VENV)/ready
 docs: $(VENV)/ready
 	$(BIN)/mkdocs build --strict
 
-# Builds, installs in a fresh environment, runs the quick start there.
+# The half hour of a new user: builds, installs in an empty environment, runs the quick start and the
+# tutorial there.
 release-check: $(VENV)/ready
 	$(BIN)/python -m tests.test_release
 

@@ -115,7 +115,7 @@ def test_one_array_reshaped(path):
         "1 of 7",
         "  shape  params/kernel  checkpoint: float32[4,8]  target: float32[8,4]",
         "Build the target with the sizes that the checkpoint was saved with, or change the arrays "
-        "with flaxckpt.Apply(pattern, fn).",
+        "with flaxckpt.Resize(pattern, pad=0) or flaxckpt.Apply(pattern, fn).",
     )
     rule = flaxckpt.Apply("params/kernel", lambda path, kernel: kernel.T)
     tree = flaxckpt.restore(path, with_params(kernel=jnp.zeros((8, 4))), transforms=[rule])

@@ -1105,7 +1105,7 @@ CASES = {
                 "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
                 "  shape  a  checkpoint: float32[2]  target: float32[3]\n"
                 "Build the target with the sizes that the checkpoint was saved with, or change the "
-                "arrays with flaxckpt.Apply(pattern, fn)."
+                "arrays with flaxckpt.Resize(pattern, pad=0) or flaxckpt.Apply(pattern, fn)."
             ),
         ),
         "key": (

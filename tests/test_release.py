@@ -1,8 +1,10 @@
 """What is released: a wheel and an sdist that hold all of the package, and nothing else.
 
 They are built from a clean copy, the wheel from the sdist, as `python -m build` does it. Installing
-the wheel takes minutes of downloads, so that is `make release-check`: it builds both as a release
-does, installs the wheel in a fresh environment and runs the README's quick start there.
+the wheel takes minutes of downloads, so that is `make release-check`, once for all tests: it builds
+both as a release does, and goes through the half hour of a new user. That is, it installs the wheel
+in an empty environment, runs the README's quick start there, and does what the tutorial says: kill
+and resume, look at the run, break a file, change the model.
 """
 
 import contextlib
@@ -162,6 +164,10 @@ init_fn = lambda rng: {"w": jax.random.normal(rng, (3,))}
 train_step = lambda state, batch: ({"w": state["w"] * batch}, {"loss": 1 - batch})
 """
 
+# The tutorial, and what does what it says.
+READ = ["docs/tutorial.md", "tests/__init__.py"]
+READ += [f"tests/docs/{name}.py" for name in ("__init__", "pages", "reader")]
+
 
 def quick_start():
     """The first Python code of the README as a program, which prints the steps it saved."""
@@ -170,7 +176,7 @@ def quick_start():
 
 
 def check():
-    """Builds a release, installs its wheel in a fresh environment and runs the quick start."""
+    """Builds a release, and does with its wheel what a new user does."""
     with contextlib.ExitStack() as stack:
         at = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="flaxckpt-release-")))
         (at / "source").mkdir()
@@ -179,7 +185,7 @@ def check():
         run = subprocess.check_call
         timed("made an environment", lambda: run([sys.executable, "-m", "venv", at / "fresh"]))
         bin_ = at / "fresh" / "bin"
-        timed("installed", lambda: run([bin_ / "pip", "install", "--quiet", wheel]))
+        timed("installed", lambda: run([bin_ / "pip", "install", "--quiet", f"{wheel}[report]"]))
         run([bin_ / "pip", "check"])
         # `-I` and another directory: this one is not to be imported.
         how = {"cwd": at, "env": os.environ | {"JAX_PLATFORMS": "cpu"}}
@@ -188,6 +194,10 @@ def check():
             timed("ran the quick start", lambda code=code: run(code, **how))
         run([bin_ / "flaxckpt", "ls", "runs/mnist"], **how)
         run([bin_ / "flaxckpt", "verify", "runs/mnist"], **how)
+        for page in READ:
+            (at / page).parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(ROOT / page, at / page)
+        run([bin_ / "python", "-m", "tests.docs.reader", "docs/tutorial.md"], **how)
 
 
 def timed(what, function):

@@ -70,7 +70,7 @@ def _about_types(problems: set[str]) -> str | None:
     if problems <= {"shape"}:
         return (
             "Build the target with the sizes that the checkpoint was saved with, or change the "
-            "arrays with flaxckpt.Apply(pattern, fn)."
+            "arrays with flaxckpt.Resize(pattern, pad=0) or flaxckpt.Apply(pattern, fn)."
         )
     if problems <= {"key impl"}:
         return "Make the target's keys with the implementation that the checkpoint has."
