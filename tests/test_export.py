@@ -289,13 +289,13 @@ def test_no_chunk_is_read_twice(tmp_path):
     tight = Options(chunk_bytes=16 << 10, max_host_bytes=64 << 10, fsync=False)
     flaxckpt.save(tmp_path / "saved", {"a": array}, options=tight)
     seen = []
-    real = export_values.read_source
+    real = export_values.read_each
 
     def spying(source, reads, ahead):
         seen.extend(read.regions[0] for read in reads)
         return real(source, reads, ahead)
 
-    with mock.patch.object(export_values, "read_source", spying):
+    with mock.patch.object(export_values, "read_each", spying):
         export(tmp_path / "saved", tmp_path / "a.safetensors", options=tight)
     assert {region.shape for region in seen} == {(8, 512)}  # chunks, which no block has in common
     assert len(seen) == 64

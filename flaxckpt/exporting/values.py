@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -12,7 +12,7 @@ from flaxckpt.exporting.tensors import Tensor
 from flaxckpt.formats import row_major
 from flaxckpt.options import Options
 from flaxckpt.restoring.chunk_reads import ArrayRead
-from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.lazy_reads import read_each
 from flaxckpt.restoring.source import Source
 from flaxckpt.saving import snapshot
 from flaxckpt.sharding.chunks import (
@@ -64,25 +64,14 @@ def _read(source: Source, tensors: Sequence[Tensor], limit: int) -> Iterator[Blo
         for _, region in chunks_of(whole(tensor.array.shape), _block(tensor, limit))
     ]
     reads = [ArrayRead(t.leaf, t.array, [region], t.dtype) for t, region in wanted]  # type: ignore[arg-type]
-    remaining = iter(wanted)
-    for group in read_source(source, reads, (PARTS - 2) * limit):
-        for parts, (tensor, region) in zip(group, remaining, strict=False):
-            yield Block(tensor, region, parts[region])
+    values = read_each(source, reads, (PARTS - 2) * limit)
+    yield from (Block(*block, found) for block, found in zip(wanted, values, strict=True))
 
 
 def _block(tensor: Tensor, limit: int) -> Shape:
-    """The shape of the blocks of a saved array, no chunk of which is read for two of them.
-
-    It is one piece of the file where so many rows of chunks fit in the memory, and else a chunk.
-    """
-    shape: Shape = tensor.array.shape
-    chunk: Shape = tensor.array.chunks  # type: ignore[union-attr]
-    rows = row_major.leading_rows(shape, tensor.dtype.itemsize, limit)
-    block = tuple(
-        n if n >= length else n - n % size
-        for n, size, length in zip(rows, chunk, shape, strict=True)
-    )
-    return block if all(block) else chunk
+    """The shape of the blocks of a saved array."""
+    array: Any = tensor.array
+    return row_major.block_shape(array.shape, array.chunks, tensor.dtype.itemsize, limit)
 
 
 def _in_memory(array: jax.Array | np.ndarray, region: Region, limit: int) -> np.ndarray:
@@ -111,5 +100,5 @@ def _part(data: jax.Array, index: tuple[slice, ...], limit: int) -> np.ndarray:
     """A part of what is on one device."""
     is_remote = any(device.platform != "cpu" for device in data.devices())
     if is_remote and data.nbytes > limit:
-        return snapshot._sliced(data, index)
+        return snapshot.part_of_device(data, index)
     return np.asarray(data)[index]

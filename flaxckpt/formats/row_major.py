@@ -27,6 +27,26 @@ def leading_rows(shape: Shape, itemsize: int, limit: int) -> Shape:
     return tuple(rows)
 
 
+def block_shape(shape: Shape, chunk: Shape, itemsize: int, limit: int) -> Shape:
+    """The shape of the blocks to read a chunked array in: no chunk is read for two of them.
+
+    A block is one piece of the file where so many rows of chunks fit into `limit` bytes, and else a
+    chunk.
+
+    Example:
+      >>> block_shape((10, 1024), (3, 512), 4, 7 * 4096)
+      (6, 1024)
+      >>> block_shape((10, 1024), (3, 512), 4, 4096)
+      (3, 512)
+    """
+    rows = leading_rows(shape, itemsize, limit)
+    block = tuple(
+        n if n >= length else n - n % size
+        for n, size, length in zip(rows, chunk, shape, strict=True)
+    )
+    return block if all(block) else tuple(chunk)
+
+
 def runs(part: Region, shape: Shape, itemsize: int, gap: int = 0) -> Iterator[tuple[int, int]]:
     """The bytes of a part of an array: start and end of each run, from the start of the array.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import re
 from collections.abc import Callable, Container, Iterator, Sequence
 from pathlib import Path
 
@@ -22,8 +21,6 @@ from flaxckpt.sharding.chunks import chunks_of, whole
 from flaxckpt.storage import data_files, layout, location, zarr3
 from flaxckpt.storage.index import Place, check_versions, read_index
 from flaxckpt.storage.location import Location, PathLike
-
-_DATABASE = re.compile(rf"({layout.CHILD}[^/]+/)?({layout.MANIFEST}|manifest\.\d+|d/[0-9a-f]+)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -123,7 +120,7 @@ def _check_files(
 def _is_database(name: str, directory: str) -> bool:
     """Whether a file is one of the key-value store of the tree in `directory`."""
     start = f"{directory}/"
-    return name.startswith(start) and _DATABASE.fullmatch(name[len(start) :]) is not None
+    return name.startswith(start) and layout.is_of_database(name[len(start) :])
 
 
 def _check_tree(tree: Checkpoint, ahead: int, progress: Callable[[int], None]) -> Iterator[str]:

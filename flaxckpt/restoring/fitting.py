@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+import functools
 from collections.abc import Mapping, Sequence, Set
 from typing import NamedTuple
 
@@ -84,7 +86,8 @@ def fit_together(
     )
 
 
-class _Sides(NamedTuple):
+@dataclasses.dataclass(frozen=True)
+class _Sides:
     """A checkpoint and a target, as `fit_together` has them."""
 
     leaves: Mapping[str, SavedLeaf]
@@ -96,12 +99,13 @@ class _Sides(NamedTuple):
         """Which of `leaves` belongs to which of `specs`."""
         if leaves.keys() == specs.keys() and self.nodes == self.target_nodes:
             return Pairs({name: name for name in specs}, {})
-        ours, theirs = self._places()
+        ours, theirs = self._places
         return pair(
             {name: _place(name, leaf, ours) for name, leaf in leaves.items()},
             {name: theirs[name] for name in specs},
         )
 
+    @functools.cached_property
     def _places(self) -> tuple[Mapping[str, Place], Mapping[str, Place]]:
         """The places of all leaves of both sides."""
         ours, theirs = known_by(self.nodes), known_by(self.target_nodes)
@@ -111,7 +115,7 @@ class _Sides(NamedTuple):
         self, leaves: Mapping[str, SavedLeaf], specs: Mapping[str, LeafSpec], pairs: Pairs
     ) -> Sides:
         """`leaves` and `specs`, with the empty nodes in the places of those that are left over."""
-        ours, theirs = self._places()
+        ours, theirs = self._places
         used = set(pairs.saved.values())
         in_saved = _stand_ins(
             {n: theirs[n] for n in specs if n not in pairs.saved}, self.nodes, ours
@@ -124,7 +128,7 @@ class _Sides(NamedTuple):
 
     def optimizer_leaves(self) -> tuple[set[str], set[str]]:
         """The leaves of the target and those saved that are state of an optimizer."""
-        ours, theirs = self._places()
+        ours, theirs = self._places
         return (
             {name for name in self.specs if _is_of_optimizer(name, theirs)},
             {name for name in self.leaves if _is_of_optimizer(name, ours)},

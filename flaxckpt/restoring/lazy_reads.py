@@ -42,6 +42,19 @@ def read_source(
         yield from _read_lazily(reads, ahead, held)
 
 
+def read_each(
+    source: Source,
+    reads: Sequence[ArrayRead],
+    ahead: int,
+    held: list[CorruptCheckpointError] | None = None,
+) -> Iterator[np.ndarray]:
+    """As `read_source`, for reads of one region each: the values of one after the other."""
+    for group in read_source(source, reads, ahead, held):
+        for parts in group:
+            (values,) = parts.values()
+            yield values
+
+
 def _read_lazily(
     reads: Sequence[ArrayRead], ahead: int, held: list[CorruptCheckpointError] | None
 ) -> Iterator[list[Parts]]:

@@ -17,7 +17,7 @@ from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.fitting import fit_together
 from flaxckpt.restoring.leaf import Leaf, as_record
 from flaxckpt.restoring.replicas import Replica
-from flaxckpt.restoring.selection import nested, readable, select
+from flaxckpt.restoring.selection import Saved, nested, readable, select
 from flaxckpt.restoring.source import SavedLeaf, Source
 from flaxckpt.transforms.rule import transformed
 from flaxckpt.tree.node import Node
@@ -71,9 +71,7 @@ def without_target(
       StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
     """
     saved = select(source, fit.only)
-    leaves: Mapping[str, SavedLeaf] = saved.leaves
-    if fit.transforms:
-        leaves = transformed(readable(source, saved, options), {}, fit.transforms)
+    leaves = _transformed(source, saved, {}, fit, options)
     plans, mismatches = [], []
     for name, leaf in leaves.items():
         wanted = leaf.spec
@@ -105,9 +103,7 @@ def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Pla
     """
     saved = select(source, fit.only)
     there = dict(zip(target.names, target.leaves, strict=True))
-    leaves: Mapping[str, SavedLeaf] = saved.leaves
-    if fit.transforms:
-        leaves = transformed(readable(source, saved, options), there, fit.transforms)
+    leaves = _transformed(source, saved, there, fit, options)
     wanted = _wanted(there, leaves, fit)
     fit.check_patterns(list(leaves), list(wanted))
     specs = {name: handler.describe(leaf, name)[0] for name, leaf in wanted.items()}
@@ -125,6 +121,15 @@ def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Pla
     origins = {name: _origin(leaves[found], found) for name, found in fitted.saved.items()}
     moved = {name: origin for name, origin in origins.items() if origin not in (None, name)}
     return Plan(plans, fitted.initialised, fitted.ignored, moved)
+
+
+def _transformed(
+    source: Source, saved: Saved, target: Mapping[str, Any], fit: Fit, options: Options
+) -> Mapping[str, SavedLeaf]:
+    """The leaves of `saved`, as the transforms give them."""
+    if not fit.transforms:
+        return saved.leaves
+    return transformed(readable(source, saved, options), target, fit.transforms)
 
 
 def _origin(leaf: SavedLeaf, name: str) -> str | None:

@@ -184,11 +184,15 @@ def _chunks(array: ArrayPlan, shard: ShardPlan, data: Array) -> Iterator[Piece]:
     for key, region in shard.chunks:
         index = region.within(shard.region)[: data.ndim]  # without the bytes of an element
         with jax.transfer_guard("allow"):
-            values = _sliced(data, index) if array.is_remote else np.array(np.asarray(data)[index])
+            values = (
+                part_of_device(data, index)
+                if array.is_remote
+                else np.array(np.asarray(data)[index])
+            )
         yield Piece(array, ((key, region),), region, values)
 
 
-def _sliced(data: Array, index: tuple[slice, ...]) -> np.ndarray:
+def part_of_device(data: Array, index: tuple[slice, ...]) -> np.ndarray:
     """A part of what lies on a device; compiled once for each shape, not for each place."""
     if max(data.shape, default=0) >= 1 << 31:  # but jax's indices have 32 bits
         return np.asarray(data[index])

@@ -48,6 +48,7 @@ CHILD = "ocdbt.process_"
 ATTEMPT_KEY = "flaxckpt.attempt"
 
 _STEP = re.compile(r"0|[1-9][0-9]*")
+_DATABASE = re.compile(rf"({CHILD}[^/]+/)?({MANIFEST}|manifest\.\d+|d/[0-9a-f]+)")
 _OWN = re.compile(r"process_([0-9]+)-of-([0-9]+)(?:-[0-9a-f]{12})?([./].+)")
 _TEMPORARY = re.compile(r"(.+)\.flaxckpt-tmp-(.+)-([0-9a-f]{12})")
 
@@ -65,6 +66,11 @@ def parse_step(name: str) -> int | None:
 def may_be_item(name: str) -> bool:
     """Whether a directory of this name may be an item of a checkpoint."""
     return re.fullmatch(ITEM_NAME, name) is not None
+
+
+def is_of_database(name: str) -> bool:
+    """Whether a file in the item directory is one of its key-value store, or of a child's."""
+    return _DATABASE.fullmatch(name) is not None
 
 
 def own_file(index: int, count: int, suffix: str, attempt: str = "") -> str:

@@ -10,7 +10,7 @@ import numpy as np
 from flaxckpt.formats import row_major
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.restoring.chunk_reads import ArrayRead
-from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.lazy_reads import read_each
 from flaxckpt.restoring.source import SavedLeaf, Source
 from flaxckpt.sharding.chunks import Region, Shape, chunks_of, whole
 
@@ -43,11 +43,17 @@ def read(source: Source, regions: Sequence[tuple[SavedLeaf, Region]]) -> Iterato
     Raises:
       CorruptCheckpointError: when something is missing or damaged; the leaf is named.
     """
-    reads = [ArrayRead(leaf.name, leaf.array, [region]) for leaf, region in regions]  # type: ignore[arg-type]
-    remaining = iter(regions)
-    for group in read_source(source, reads, AHEAD_BYTES):
-        for parts, (leaf, region) in zip(group, remaining, strict=False):
-            yield Block(leaf, region, parts[region])
+    values = read_each(source, reads(regions), AHEAD_BYTES)
+    yield from (Block(*block, found) for block, found in zip(regions, values, strict=True))
+
+
+def reads(regions: Sequence[tuple[SavedLeaf, Region]]) -> list[ArrayRead]:
+    """What is to be read for blocks."""
+    return [
+        ArrayRead(leaf.name, leaf.array, [region])
+        for leaf, region in regions
+        if leaf.array is not None
+    ]
 
 
 def is_number(dtype: np.dtype) -> bool:
@@ -56,10 +62,6 @@ def is_number(dtype: np.dtype) -> bool:
 
 
 def _block(array: Any) -> Shape:
-    """The shape of the blocks of an array: some rows of its chunks, or one chunk."""
-    rows = row_major.leading_rows(array.shape, parse_dtype(array.dtype).itemsize, BLOCK_BYTES)
-    block = tuple(
-        n if n >= length else n - n % size
-        for n, size, length in zip(rows, array.chunks, array.shape, strict=True)
-    )
-    return block if all(block) else tuple(array.chunks)
+    """The shape of the blocks of an array."""
+    itemsize = parse_dtype(array.dtype).itemsize
+    return row_major.block_shape(array.shape, array.chunks, itemsize, BLOCK_BYTES)

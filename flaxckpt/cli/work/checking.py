@@ -14,8 +14,7 @@ from flaxckpt.leaves.lazy import total_nbytes
 from flaxckpt.looking.verify import verify
 from flaxckpt.opening import open_source
 from flaxckpt.options import Options
-from flaxckpt.restoring.chunk_reads import ArrayRead
-from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.lazy_reads import read_each
 from flaxckpt.storage.location import Location
 
 Advance = Callable[[int], None]
@@ -76,13 +75,11 @@ def check_foreign(path: Location, options: Options, advance: Advance) -> Verdict
         return Verdict(str(path), "?", 0, 0, clock.seconds, (str(error),))
     held: list[CorruptCheckpointError] = []
     nbytes = 0
-    regions = blocks.wanted(source.leaves)
-    reads = [ArrayRead(leaf.name, leaf.array, [region]) for leaf, region in regions]  # type: ignore[arg-type]
+    reads = blocks.reads(blocks.wanted(source.leaves))
     with source.unchanged():
-        for group in read_source(source, reads, blocks.AHEAD_BYTES, held):
-            size = sum(part.nbytes for parts in group for part in parts.values())
-            nbytes += size
-            advance(size)
+        for values in read_each(source, reads, blocks.AHEAD_BYTES, held):
+            nbytes += values.nbytes
+            advance(values.nbytes)
     problems = tuple(dict.fromkeys(map(str, held)))
     found = (len(source.leaves), nbytes, clock.seconds, problems)
     return Verdict(str(source.path), format_of(source), *found)

@@ -14,7 +14,7 @@ from flaxckpt.errors import ItemError
 from flaxckpt.leaves import handler
 from flaxckpt.options import Options
 from flaxckpt.restoring.chunk_reads import ArrayRead
-from flaxckpt.restoring.lazy_reads import read_source
+from flaxckpt.restoring.lazy_reads import read_each
 from flaxckpt.restoring.source import SavedLeaf, Source
 from flaxckpt.saving.partial import PartialSave
 from flaxckpt.sharding.chunks import whole
@@ -91,11 +91,8 @@ def _values(source: Source) -> Iterator[tuple[str, Any]]:
             yield name, _empty(node)
     arrays = [leaf for leaf in source.leaves if leaf.array is not None]
     reads = [ArrayRead(x.name, x.array, [whole(x.array.shape)]) for x in arrays if x.array]
-    remaining = iter(arrays)
-    for group in read_source(source, reads, AHEAD_BYTES):
-        for parts, leaf in zip(group, remaining, strict=False):
-            (values,) = parts.values()
-            yield leaf.name, _decoded(leaf, values)
+    for leaf, values in zip(arrays, read_each(source, reads, AHEAD_BYTES), strict=True):
+        yield leaf.name, _decoded(leaf, values)
     for leaf in source.leaves:
         if leaf.array is None:
             yield leaf.name, handler.decode(leaf.spec, leaf.value, leaf.name)

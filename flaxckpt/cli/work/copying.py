@@ -10,7 +10,6 @@ from __future__ import annotations
 import concurrent.futures
 import dataclasses
 import functools
-import re
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -35,7 +34,6 @@ Advance = Callable[[int], None]
 THREADS = 4
 # What the commit writes, or nobody should have.
 _NOT_COPIED = frozenset({layout.CLAIM, layout.COMMIT_SUCCESS, layout.PINNED})
-_DATABASE = re.compile(rf"({layout.CHILD}[^/]+/)?({layout.MANIFEST}|manifest\.\d+|d/[0-9a-f]+)")
 _MARKER = SavedFile(len(layout.ITEM_MARKER), crc32c.crc32c(layout.ITEM_MARKER))
 
 
@@ -159,7 +157,7 @@ def _write_tree(tree: Checkpoint, item: Location, names: list[str], options: Opt
     data = sealed_json.unseal(read_json_file(file), str(file))
     files = dict(tree.tree.files)
     if isinstance(item, Path):
-        databases = [name for name in names if _DATABASE.fullmatch(name)]
+        databases = filter(layout.is_of_database, names)
         files |= {name: SavedFile((item / name).stat().st_size, None) for name in databases}
     elif layout.COMMIT_SUCCESS not in files:
         _write_marker(item, options)
