@@ -25,20 +25,17 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import orjson
 
 from flaxckpt import errors
+from flaxckpt.board import Board, SilentBoardError
 from flaxckpt.errors import FlaxckptError, ProcessFailedError, ProcessTimeoutError
 
 if TYPE_CHECKING:
-    from flaxckpt.processes import Board
     from flaxckpt.schedule import Pacer
 
 T = TypeVar("T")
 
-
-class SilentBoardError(Exception):
-    """The process that keeps the notes does not answer."""
-
-
-_BY_LEADER = ("decision", "begun", "collecting", "outcome")
+# What process 0 leaves, the last first: when it fails it says so in all of them, and whoever hears
+# of that in one must find it in the outcome.
+_BY_LEADER = ("outcome", "collecting", "begun", "decision")
 # So many meetings have their notes in one place, and are forgotten together: a loop whose saves
 # depend on clocks has one for every step.
 BLOCK = 64

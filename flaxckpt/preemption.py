@@ -10,14 +10,18 @@ import contextlib
 import signal
 from collections.abc import Iterable, Iterator
 from types import FrameType
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import jax
 
 from flaxckpt.errors import ManagerError
 
-if TYPE_CHECKING:
-    from flaxckpt.manager import CheckpointManager
+
+class CanEnd(Protocol):
+    """What can be told that the end is near: a `CheckpointManager`."""
+
+    def ask_to_end(self) -> None:
+        """Makes the next call save."""
 
 
 def reached(step: int) -> bool:
@@ -37,7 +41,7 @@ def reached(step: int) -> bool:
 
 @contextlib.contextmanager
 def on_preemption(
-    manager: CheckpointManager, signals: Iterable[signal.Signals] = (signal.SIGTERM,)
+    manager: CanEnd, signals: Iterable[signal.Signals] = (signal.SIGTERM,)
 ) -> Iterator[None]:
     """Lets a signal during the block make `manager` save when it is called next.
 

@@ -14,37 +14,18 @@ import threading
 import uuid
 import weakref
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
 
-from flaxckpt.agreement import ALONE, Group, SilentBoardError
+from flaxckpt.agreement import ALONE, Group
+from flaxckpt.board import Board, SilentBoardError
 
 T = TypeVar("T")
 
 # The service is a part of this process or one on a fast network.
 ANSWER_SECS = 10.0
-
-
-class Board(Protocol):
-    """Where processes leave notes. A note is never changed."""
-
-    def post(self, name: str, text: str) -> None:
-        """Leaves a note, unless there is one of that name."""
-
-    def read(self, name: str, wait_secs: float) -> str | None:
-        """A note, waited for at most so long; `None` when there is none by then."""
-
-    def below(self, name: str) -> dict[str, str]:
-        """All notes whose names begin with `name` and a slash, by the rest of their names.
-
-        Raises:
-          SilentBoardError: when whoever keeps the notes does not answer.
-        """
-
-    def remove(self, name: str) -> None:
-        """Removes all notes whose names begin with `name` and a slash."""
 
 
 class CoordinationBoard:
@@ -70,14 +51,18 @@ class CoordinationBoard:
 
     def read(self, name: str, wait_secs: float) -> str | None:
         """See `Board`."""
-        key, milliseconds = f"{self._prefix}/{name}", max(1, round(wait_secs * 1000))
+        key = f"{self._prefix}/{name}"
         try:
-            found = self._call(wait_secs + 1.0, "blocking_key_value_get", key, milliseconds)
-            return str(found)
+            if (
+                not wait_secs
+            ):  # where it has no time at all, the service is too late even with a note
+                return str(self._call(self._answer_secs, "key_value_try_get", key))
+            milliseconds = max(1, round(wait_secs * 1000))
+            return str(self._call(wait_secs + 1.0, "blocking_key_value_get", key, milliseconds))
         except SilentBoardError:
             return None
         except jax.errors.JaxRuntimeError as error:
-            if "DEADLINE_EXCEEDED" not in str(error):
+            if not any(known in str(error) for known in ("DEADLINE_EXCEEDED", "NOT_FOUND")):
                 raise
             return None
 
@@ -141,8 +126,9 @@ def client() -> Any:
         found = global_state.client
     except (ImportError, AttributeError):
         return None
-    needed = ("key_value_set", "blocking_key_value_get", "key_value_dir_get", "key_value_delete")
-    return found if all(hasattr(found, name) for name in needed) else None
+    needed = ("set", "try_get", "dir_get", "delete")
+    has_all = all(hasattr(found, f"key_value_{name}") for name in needed)
+    return found if has_all and hasattr(found, "blocking_key_value_get") else None
 
 
 def join(timeout_secs: float, fallback: Callable[[str], Board]) -> Group:

@@ -12,6 +12,7 @@ from flaxckpt.cli.command import FINE, CliError, Command, add_metric, options_of
 from flaxckpt.cli.output import Column, Output
 
 if TYPE_CHECKING:
+    from flaxckpt.cli.work.others import Other
     from flaxckpt.cli.work.steps import Step
     from flaxckpt.cli.work.strays import Stray
     from flaxckpt.runs.run import Run
@@ -22,6 +23,12 @@ _COLUMNS = (
     Column("SIZE", right=True),
     Column("METRICS"),
     Column("NOTES"),
+)
+_COLUMNS_OF_OTHERS = (
+    Column("NAME"),
+    Column("AGE", right=True),
+    Column("SIZE", right=True),
+    Column("FORMAT"),
 )
 
 
@@ -40,16 +47,31 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     run = open_run(args.run, options_of(args))
     steps = steps_of(run)
     best = best_step(run, steps, args.metric, args.mode)
-    others = strays(run.directory, {str(step.step) for step in steps})
+    found = strays(run.directory, {str(step.step) for step in steps})
+    foreign = [stray.name for stray in found if not stray.unfinished]
+    others = [] if steps else _others(run, foreign)
     now = time.time()
-    out.document(_document(run, steps, best, others, now))
+    out.document(_document(run, steps, best, found, others, now))
     out.table(_COLUMNS, [_row(step, best, now) for step in steps])
     if not steps:
-        out.lines(f"{run.directory} has no steps of flaxckpt.")
-    out.lines(*(f"unfinished: {o.name} ({o.unfinished})" for o in others if o.unfinished))
-    foreign = [o.name for o in others if not o.unfinished]
-    out.lines(f"not flaxckpt's: {text.join(foreign)}" if foreign else "")
+        out.lines(f"{run.directory} has no steps of flaxckpt{', but' if others else '.'}")
+    out.table(_COLUMNS_OF_OTHERS, [_row_of_other(other, now) for other in others])
+    out.lines(*(f"unfinished: {s.name} ({s.unfinished})" for s in found if s.unfinished))
+    rest = [name for name in foreign if name not in {other.name for other in others}]
+    out.lines(f"not flaxckpt's: {text.join(rest)}" if rest else "")
     return FINE
+
+
+def _others(run: Run, foreign: Sequence[str]) -> Sequence[Other]:
+    """The checkpoints of other libraries in a run that is theirs.
+
+    Raises:
+      CheckpointNotFoundError: when it is one checkpoint.
+    """
+    # The readers take their time to be imported, which a run of flaxckpt's has no need of.
+    from flaxckpt.cli.work.others import others
+
+    return others(run.directory, foreign)
 
 
 def best_step(run: Run, steps: Sequence[Step], metric: str | None, mode: Any) -> int | None:
@@ -80,8 +102,20 @@ def _row(step: Step, best: int | None, now: float) -> list[str]:
     ]
 
 
+def _row_of_other(other: Other, now: float) -> list[str]:
+    """The cells of a checkpoint of another library."""
+    age = "-" if other.seconds is None else text.age(now - other.seconds)
+    size = "-" if other.nbytes is None else text.size(other.nbytes)
+    return [other.name, age, size, other.format]
+
+
 def _document(
-    run: Run, steps: Sequence[Step], best: int | None, others: Sequence[Stray], now: float
+    run: Run,
+    steps: Sequence[Step],
+    best: int | None,
+    found: Sequence[Stray],
+    others: Sequence[Other],
+    now: float,
 ) -> dict[str, Any]:
     """The answer for programs."""
     return {
@@ -89,8 +123,9 @@ def _document(
         "latest": steps[-1].step if steps else None,
         "best": best,
         "steps": [_step(run, step, best, now) for step in steps],
-        "unfinished": [{"name": o.name, "state": o.unfinished} for o in others if o.unfinished],
-        "foreign": [o.name for o in others if not o.unfinished],
+        "unfinished": [{"name": s.name, "state": s.unfinished} for s in found if s.unfinished],
+        "foreign": [stray.name for stray in found if not stray.unfinished],
+        "others": [_other(run, other) for other in others],
     }
 
 
@@ -110,6 +145,17 @@ def _step(run: Run, step: Step, best: int | None, now: float) -> dict[str, Any]:
         "best": step.step == best,
         "pinned": step.pinned,
         "damaged": step.damaged,
+    }
+
+
+def _other(run: Run, other: Other) -> dict[str, Any]:
+    """A checkpoint of another library for programs."""
+    return {
+        "name": other.name,
+        "path": str(run.directory / other.name),
+        "format": other.format,
+        "time": other.seconds,
+        "nbytes": other.nbytes,
     }
 
 

@@ -14,7 +14,7 @@ FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.01, 0.5
 
 
 class StorageBoard:
-    """A `processes.Board` whose notes are small files, or objects."""
+    """A `Board` whose notes are small files, or objects."""
 
     def __init__(self, kvstore: ts.KvStore):
         """Notes in `kvstore`, which holds nothing else."""

@@ -59,7 +59,7 @@ def _look(run: Run, step: int) -> Step | None:
 def bytes_of(path: Location, described: CheckpointMetadata) -> int:
     """The size of a checkpoint: of its files or, where a list has no sizes, of its arrays."""
     if isinstance(path, Path):
-        return _on_disk(path)
+        return bytes_on_disk(path)
     trees = [layout.ITEM]
     for name, item in described.items.items():
         if item.tree is not None:
@@ -68,7 +68,7 @@ def bytes_of(path: Location, described: CheckpointMetadata) -> int:
     return files + sum(_in_tree(path / tree) for tree in trees)
 
 
-def _on_disk(path: Path) -> int:
+def bytes_on_disk(path: Path) -> int:
     """The size of all files below a directory; some may be deleted meanwhile."""
     total = 0
     for directory, _, names in os.walk(path):
