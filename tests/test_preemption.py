@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-import flaxckpt
-from flaxckpt import CheckpointManager, Every, PeriodicCheckpoint, errors, on_preemption
+import flaxckpt  # `PeriodicCheckpoint` of it, which takes seconds to import, only where it is used
+from flaxckpt import CheckpointManager, Every, errors, on_preemption
 from tests import cluster
 from tests.multiprocess import jobs
 
@@ -36,7 +36,7 @@ def test_a_signal_makes_the_next_call_save_and_the_loop_end(ckpt):
 
 
 def test_the_hook_saves_too(ckpt):
-    hook = PeriodicCheckpoint(ckpt, every_steps=1000)
+    hook = flaxckpt.PeriodicCheckpoint(ckpt, every_steps=1000)
     with on_preemption(ckpt):
         assert not hook(1, state={"step": 1})
         signal.raise_signal(signal.SIGTERM)
@@ -83,7 +83,7 @@ def train(context, directory, use_hook):
         begin = ckpt.next_step
         if begin:
             jobs.check(ckpt.restore(jobs.state(0)), begin - 1)
-        hook = PeriodicCheckpoint(ckpt, every_steps=1000) if use_hook else None
+        hook = flaxckpt.PeriodicCheckpoint(ckpt, every_steps=1000) if use_hook else None
         for step in range(begin, begin + STEPS):
             if step == begin + 5:
                 context.mark("training")
@@ -113,15 +113,14 @@ def test_it_is_refused_where_jax_has_a_handler(tmp_path):
     ("count", "index", "use_hook"), [(2, 0, False), (2, 1, True), (1, 0, False)]
 )
 def test_all_processes_save_one_step_when_one_is_to_end(count, index, use_hook, tmp_path):
-    arguments = (tmp_path / "run", use_hook)
-    results = cluster.run(train, count, *arguments, during=preempt(index))
+    results = cluster.run(train, count, tmp_path / "run", use_hook, during=preempt(index))
     (ended,) = {result.value for result in results}
     step, preempted, begin = ended
     assert preempted
     assert begin == 0
     assert flaxckpt.CheckpointManager(tmp_path / "run").steps() == [step]
     # The next job resumes there.
-    results = cluster.run(train, count, *arguments, during=preempt(0))
+    results = cluster.run(train, count, tmp_path / "run", False, during=preempt(0))
     assert {result.value[2] for result in results} == {step + 1}
 
 
