@@ -14,6 +14,14 @@ from tests.processes import ROOT, environment
 SAMPLES = Path(__file__).parent.parent / "samples"
 
 
+def arguments(store):
+    """What says how a bucket is reached."""
+    reached = store.options().storage
+    if reached.endpoint is None:
+        return []
+    return ["--endpoint", reached.endpoint, "--region", "us-east-1", "--credentials", "environment"]
+
+
 class Answer(NamedTuple):
     """What a command said."""
 

@@ -10,8 +10,7 @@ from flaxckpt.storage import layout
 from flaxckpt.testing import differences
 from tests import stores
 from tests.cli.conftest import damage, state
-from tests.cli.shell import SAMPLES, Shell
-from tests.cli.test_ls import arguments
+from tests.cli.shell import SAMPLES, Shell, arguments
 
 
 def test_one_checkpoint(made, shell, tmp_path):

@@ -1,6 +1,9 @@
 """`flaxckpt ls`."""
 
+import os
 import re
+import shutil
+import time
 
 import pytest
 
@@ -9,7 +12,7 @@ from flaxckpt import Options
 from flaxckpt.storage import layout
 from tests import stores
 from tests.cli.conftest import state
-from tests.cli.shell import SAMPLES, Shell
+from tests.cli.shell import SAMPLES, Shell, arguments
 
 
 def test_steps_with_age_size_metrics_and_notes(made, shell):
@@ -45,6 +48,7 @@ def test_the_document(made, shell):
     assert 0 <= step["age_seconds"] < 3600
     assert [u["name"][0] for u in found["unfinished"]] == ["5", "6"]
     assert found["foreign"] == ["7", "events.out"]
+    assert found["others"] == []
 
 
 def test_a_step_whose_metadata_are_damaged_is_named(run_dir, shell):
@@ -81,8 +85,48 @@ def test_what_is_no_run(made, shell, tmp_path):
     assert "is one checkpoint, and no run" in shell.error("ls", made / "1")
     assert "there is nothing at" in shell.error("ls", tmp_path / "none")
     assert shell.lines("ls", tmp_path) == [f"{tmp_path} has no steps of flaxckpt."]
-    manager = SAMPLES / "orbax/0.6.4/mgr"
-    assert shell.lines("ls", manager)[1].startswith("not flaxckpt's: ")
+    for foreign, name in {"orbax/0.6.4/mgr/3": "Orbax", "safetensors": "safetensors"}.items():
+        assert f"is one checkpoint of {name}, and no run. Use" in shell.error(
+            "ls", SAMPLES / foreign
+        )
+
+
+def test_checkpoints_of_other_libraries(tmp_path, shell):
+    shutil.copytree(SAMPLES / "t5x/checkpoint_1", tmp_path / "checkpoint_10")
+    shutil.copytree(SAMPLES / "orbax/0.6.4/mgr/3", tmp_path / "9")
+    shutil.copy(next(SAMPLES.glob("safetensors/*.safetensors")), tmp_path / "9.safetensors")
+    (tmp_path / "events.out").touch()
+    for name in ("9", "9.safetensors", "checkpoint_10"):
+        os.utime(tmp_path / name, (time.time() - 7200,) * 2)
+    lines = [line.split() for line in shell.lines("ls", tmp_path)]
+    assert lines[0] == [*f"{tmp_path} has no steps of flaxckpt, but".split()]
+    assert lines[1] == ["NAME", "AGE", "SIZE", "FORMAT"]
+    assert [(c[0], *c[1:3], c[5]) for c in lines[2:5]] == [
+        ("9", "2", "h", "Orbax"),
+        ("9.safetensors", "2", "h", "safetensors"),
+        ("checkpoint_10", "2", "h", "T5X"),
+    ]
+    assert lines[5:] == [["not", "flaxckpt's:", "events.out"]]
+    found, _ = shell.json("ls", tmp_path)
+    assert found["foreign"] == ["9", "9.safetensors", "checkpoint_10", "events.out"]
+    other = found["others"][1]
+    assert other["nbytes"] == (tmp_path / "9.safetensors").stat().st_size
+    assert (other["name"], other["format"]) == ("9.safetensors", "safetensors")
+    assert other["path"] == str(tmp_path / "9.safetensors")
+    assert abs(other["time"] - time.time() + 7200) < 60
+
+
+def test_checkpoints_of_other_libraries_in_a_bucket(capsys, tmp_path):
+    source = SAMPLES / "t5x/checkpoint_1"
+    with stores.opened("s3", tmp_path) as store:
+        for file in (path for path in source.rglob("*") if path.is_file()):
+            store.write("run", f"checkpoint_1/{file.relative_to(source)}", file.read_bytes())
+        shell = Shell(capsys, *arguments(store))
+        lines = shell.lines("ls", store.url("run"))
+        assert [line.split() for line in lines[1:]] == [
+            ["NAME", "AGE", "SIZE", "FORMAT"],
+            ["checkpoint_1", "-", "-", "T5X"],
+        ]
 
 
 @pytest.mark.parametrize("kind", stores.BUCKETS)
@@ -102,11 +146,3 @@ def test_a_bucket(kind, capsys, tmp_path):
         assert [s["pinned"] for s in found["steps"]] == [False, True]
         assert all(32000 < s["nbytes"] < 34000 for s in found["steps"])
         assert "there is nothing at" in shell.error("ls", store.url("none"))
-
-
-def arguments(store):
-    """What says how a bucket is reached."""
-    reached = store.options().storage
-    if reached.endpoint is None:
-        return []
-    return ["--endpoint", reached.endpoint, "--region", "us-east-1", "--credentials", "environment"]

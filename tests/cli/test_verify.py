@@ -7,8 +7,7 @@ import pytest
 import flaxckpt
 from tests import stores
 from tests.cli.conftest import state
-from tests.cli.shell import SAMPLES, Shell
-from tests.cli.test_ls import arguments
+from tests.cli.shell import SAMPLES, Shell, arguments
 
 
 def test_a_run_and_a_checkpoint_that_are_whole(made, shell):

@@ -18,6 +18,8 @@ from flaxckpt.reporting.figures.timeline import timeline
 from flaxckpt.reporting.page import page
 from flaxckpt.reporting.report import write_report
 from flaxckpt.runs.run import Run
+from tests import stores
+from tests.cli.shell import arguments
 from tests.report import browser, sample
 
 IMAGE = Path(__file__).parents[2] / "docs" / "images" / "report.png"
@@ -129,6 +131,21 @@ def test_a_run_with_one_step_and_nothing_else(tmp_path):
     assert "saved without metrics" in text
     assert "Step 3 has no arrays" in text
     assert "Two steps are needed" in text
+
+
+@pytest.mark.parametrize("kind", stores.BUCKETS)
+def test_a_run_in_a_bucket(kind, tmp_path):
+    pytest.importorskip("plotly")
+    with stores.opened(kind, tmp_path) as store:
+        url = store.url("run")
+        with flaxckpt.CheckpointManager(url, options=store.options()) as ckpt:
+            for step in (1, 2):
+                ckpt.save(step, {"w": np.full(5000, step / 3)}, metrics={"loss": 1 / step})
+        assert report(url, "--out", tmp_path / "report.html", *arguments(store)) == 0
+    text = words((tmp_path / "report.html").read_text())
+    for plot in ("timeline", "metrics", "costs", "sizes", "changes"):
+        assert f'id="plot-{plot}"' in text
+    assert url in text
 
 
 def test_a_damaged_array_is_said_and_the_rest_is_there(tmp_path):
