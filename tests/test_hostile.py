@@ -182,9 +182,12 @@ def test_a_class_that_is_named_is_neither_imported_nor_called(saved, tmp_path, m
     assert out == "SavedNode os.system\n"
 
 
-def test_links_out_of_the_checkpoint_are_refused(tmp_path):
+@pytest.mark.parametrize("what", ["a file", "a directory"])
+def test_links_out_of_the_checkpoint_are_refused(what, tmp_path):
     flaxckpt.save(tmp_path / "x", {"w": np.arange(1000)})
-    (data,) = (tmp_path / "x/state/d").iterdir()
+    data = tmp_path / "x/state/d"
+    if what == "a file":
+        (data,) = data.iterdir()
     data.rename(tmp_path / "elsewhere")
     data.symlink_to(tmp_path / "elsewhere")
     with pytest.raises(CorruptCheckpointError, match="is a symbolic link"):

@@ -73,11 +73,12 @@ def verify(
     checkpoint = open_checkpoint(path, options)
     with unchanged(checkpoint.path, checkpoint.described):
         trees, unreadable = _trees(checkpoint)
-        problems = (
+        found = (
             *unreadable.values(),
             *_check_files(checkpoint, trees, unreadable),
             *(line for tree in trees for line in _check_tree(tree, options.buffer_bytes, progress)),
         )
+    problems = tuple(dict.fromkeys(found))  # a damaged index is in the way of keys and of chunks
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
     records = [record for tree in trees for record in tree.tree.records]

@@ -117,12 +117,11 @@ def check_claims(item: Location, records: Sequence[LeafRecord], on_disk: int) ->
 def _bytes_on_disk(item: Path) -> int:
     """The size of all files of a tree, none of which may lie outside of it."""
     total = 0
-    for directory, _, names in os.walk(item):
-        for name in (*names, "."):
-            path = Path(directory, name)
+    for directory, inner, names in os.walk(item):
+        for path in (Path(directory, name) for name in (".", *inner, *names)):
             if path.is_symlink():
                 raise CorruptCheckpointError(
                     f"{path} is a symbolic link, and checkpoints have none. Restore another step."
                 )
-            total += path.stat().st_size if name != "." else 0
+        total += sum(os.stat(os.path.join(directory, name)).st_size for name in names)
     return total
