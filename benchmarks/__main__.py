@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable
 
 from benchmarks import layouts, plan, report, states
 
-QUICK_STATES = ["S", "K", "M", "L"]
+QUICK_STATES = ["S", "M"]
 
 
 def some_of(names: Iterable[str]) -> Callable[[str], list[str]]:
