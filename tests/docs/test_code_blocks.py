@@ -14,10 +14,7 @@ from tests.docs.pages import PAGES, ROOT, blocks_of
 NOT_CODE = {"", "text", "json"}
 # What is not run, by page: the reasons that are given there.
 NOT_RUN = {
-    "README.md": ["a bucket"],
-    "docs/how-to/preemption.md": ["several processes"],
     "docs/index.md": ["it is the code of the README", "it installs"],
-    "docs/processes.md": ["several processes and a bucket"],
     "docs/tutorial.md": ["it installs"],
 }
 
@@ -46,6 +43,7 @@ def test_blocks(page, tmp_path, monkeypatch, capfd):
     monkeypatch.syspath_prepend(tmp_path)
     modules = set(sys.modules)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
+    monkeypatch.setenv("HOME", str(tmp_path))
 
     def shell(arguments):
         capfd.readouterr()
