@@ -53,9 +53,8 @@ class CoordinationBoard:
         """See `Board`."""
         key = f"{self._prefix}/{name}"
         try:
-            if (
-                not wait_secs
-            ):  # where it has no time at all, the service is too late even with a note
+            # With a deadline of next to nothing, a note that is there would often come too late.
+            if not wait_secs:
                 return str(self._call(self._answer_secs, "key_value_try_get", key))
             milliseconds = max(1, round(wait_secs * 1000))
             return str(self._call(wait_secs + 1.0, "blocking_key_value_get", key, milliseconds))
