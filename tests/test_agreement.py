@@ -301,6 +301,21 @@ def test_the_others_hear_of_whatever_ends_a_process(error):
         assert f"saving failed on process 1: {type(error).__name__}" in str(other)
 
 
+def test_whoever_hears_of_a_failure_anywhere_finds_it_in_the_outcome():
+    board = MemoryBoard()
+    leader, other = (group.meet("meeting") for group in groups(2, board))
+    post, seen = board.post, []
+
+    def look(name, text):
+        post(name, text)
+        seen.append(other.has_failed())
+
+    board.post = look
+    with pytest.raises(LookupError), leader.reporting():
+        raise LookupError
+    assert seen == [True] * 4
+
+
 def test_an_error_that_cannot_be_made_anew_is_told_by_its_text():
     mismatch = Mismatch("shape", "w", "float32[3]", "float32[4]")
     error = StructureMismatchError("/run/3", [mismatch], 1, "Change it.")
@@ -350,10 +365,12 @@ def board(request, tmp_path):
 def keeps_its_promises(board):
     """What meetings rely on."""
     assert board.read("1/a", 0.01) is None
+    assert board.read("1/a", 0) is None
     assert board.below("1") == {}
     board.post("1/a", "first")
     board.post("1/a", "second")
     assert board.read("1/a", HANG_SECS) == "first"
+    assert {board.read("1/a", 0) for _ in range(100)} == {"first"}  # also where no time is given
     text = orjson.dumps({"value": "\u00fc\n" * 5000}).decode()
     board.post("1/done/1", text)
     board.post("1/done/10", "")
