@@ -1,5 +1,6 @@
 """A process that hangs, fails or is slow: the others are told which one, and go on."""
 
+import contextlib
 import os
 import signal
 import time
@@ -45,8 +46,21 @@ def saved_until_an_error(context, url, options, stopped):
             while time.monotonic() < began + 4 * TIMEOUT:
                 time.sleep(0.05)
                 ckpt.raise_failure()
+        context.mark("told")
         cause = caught.value.__cause__
         return type(cause).__name__, str(caught.value), time.monotonic() - began
+
+
+def end(stopped, count):
+    """Ends the process that hangs when the others have been told, or have failed."""
+
+    def during(pids, directory):
+        with contextlib.suppress(TimeoutError):
+            for index in set(range(count)) - {stopped}:
+                cluster.wait_for_mark(directory, index, "told", timeout=5 * TIMEOUT)
+        os.kill(pids[stopped], signal.SIGKILL)
+
+    return during
 
 
 @pytest.mark.parametrize(("stopped", "count"), [(0, 2), (1, 2), (2, 3)])
@@ -61,7 +75,7 @@ def test_a_process_that_hangs_is_named_by_the_others(stopped, count, tmp_path):
         stopped,
         check=False,
         heartbeat_timeout=100,
-        timeout=5 * TIMEOUT,
+        during=end(stopped, count),
     )
     assert "hangs" in results[stopped].marks
     for index in set(range(count)) - {stopped}:
