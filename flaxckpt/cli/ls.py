@@ -57,7 +57,8 @@ def _run(args: argparse.Namespace, out: Output) -> int:
         out.lines(f"{run.directory} has no steps of flaxckpt{', but' if others else '.'}")
     out.table(_COLUMNS_OF_OTHERS, [_row_of_other(other, now) for other in others])
     out.lines(*(f"unfinished: {s.name} ({s.unfinished})" for s in found if s.unfinished))
-    rest = [name for name in foreign if name not in {other.name for other in others}]
+    named = {other.name for other in others}
+    rest = [name for name in foreign if name not in named]
     out.lines(f"not flaxckpt's: {text.join(rest)}" if rest else "")
     return FINE
 

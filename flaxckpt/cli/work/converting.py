@@ -9,12 +9,11 @@ import jax
 import numpy as np
 
 from flaxckpt.checkpoint import Checkpoint
+from flaxckpt.cli.work import blocks
 from flaxckpt.cli.work.trees import format_of
 from flaxckpt.errors import ItemError
 from flaxckpt.leaves import handler
 from flaxckpt.options import Options
-from flaxckpt.restoring.chunk_reads import ArrayRead
-from flaxckpt.restoring.lazy_reads import read_each
 from flaxckpt.restoring.source import SavedLeaf, Source
 from flaxckpt.saving.partial import PartialSave
 from flaxckpt.sharding.chunks import whole
@@ -27,7 +26,6 @@ Advance = Callable[[int], None]
 
 # Leaves are handed over together until they have so many bytes.
 PART_BYTES = 32 << 20
-AHEAD_BYTES = 32 << 20
 
 
 def convert_checkpoint(
@@ -89,10 +87,9 @@ def _values(source: Source) -> Iterator[tuple[str, Any]]:
     for name, node in named_nodes(source.nodes):
         if node is not None and not node.keys:
             yield name, _empty(node)
-    arrays = [leaf for leaf in source.leaves if leaf.array is not None]
-    reads = [ArrayRead(x.name, x.array, [whole(x.array.shape)]) for x in arrays if x.array]
-    for leaf, values in zip(arrays, read_each(source, reads, AHEAD_BYTES), strict=True):
-        yield leaf.name, _decoded(leaf, values)
+    arrays = [(leaf, whole(leaf.array.shape)) for leaf in source.leaves if leaf.array is not None]
+    for block in blocks.read(source, arrays):
+        yield block.leaf.name, _decoded(block.leaf, block.values)
     for leaf in source.leaves:
         if leaf.array is None:
             yield leaf.name, handler.decode(leaf.spec, leaf.value, leaf.name)
