@@ -12,10 +12,11 @@ import tensorstore as ts
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from benchmarks.scale_pieces import FLOATS, Point, requests
-from flaxckpt.metadata import orbax
+from flaxckpt.metadata import orbax_metadata
 from flaxckpt.options import Options
-from flaxckpt.saving import array_plan
-from flaxckpt.storage import location, tensorstore_io
+from flaxckpt.saving import save_plan
+from flaxckpt.store import ocdbt
+from flaxckpt.store import store as store_store
 
 # The chunks of 8 MiB that one transaction has.
 KEYS = 5
@@ -25,19 +26,19 @@ VALUE = bytes(4 * FLOATS + 4)
 
 def commits(url: str, count: int) -> Point:
     """One process's database, written in so many transactions of few chunks."""
-    directory = location.locate(url, Options())
+    directory = store_store.locate(url, Options())
     items = (
         (f"opt_state.layers_{n // 8:05d}.kernel/c/{n % 8}/0", VALUE) for n in range(count * KEYS)
     )
     before, start = requests(), time.perf_counter()
     numbered = not isinstance(directory, Path)  # as flaxckpt does in a bucket
-    store = tensorstore_io.create_store(directory, ts.Context(), fsync=False, numbered=numbered)
-    tensorstore_io.write_all(store, items, 2 * KEYS * len(VALUE))
+    store = ocdbt.create_store(directory, ts.Context(), fsync=False, numbered=numbered)
+    ocdbt.write_all(store, items, 2 * KEYS * len(VALUE))
     return {
         "transactions": count,
         "rewritten": count * count * KEYS / 2,
         "commit_secs": time.perf_counter() - start,
-        "commit_files": len(location.files(directory)),
+        "commit_files": len(store_store.files(directory)),
         "commit_requests": requests() - before,
     }
 
@@ -46,11 +47,11 @@ def plan(devices: int) -> Point:
     """What every process works out, once, of a shape and a sharding over so many devices."""
     mesh = Mesh(np.array(jax.devices()).reshape(-1, 8), ("fsdp", "tensor"))
     sharding = NamedSharding(mesh, PartitionSpec("fsdp", "tensor"))
-    work_out = array_plan._holders.__wrapped__  # without what it keeps
+    work_out = save_plan._holders.__wrapped__  # without what it keeps
     work_out(sharding, (devices, 8))  # what jax knows of a shape it keeps
     start = time.perf_counter()
     for _ in range(ARRAYS):
         work_out(sharding, (devices, 8))
     seconds = (time.perf_counter() - start) / ARRAYS
-    encoded = orjson.dumps(orbax.sharding_file({"opt_state.layers_000.kernel": sharding}))
+    encoded = orjson.dumps(orbax_metadata.sharding_file({"opt_state.layers_000.kernel": sharding}))
     return {"devices": devices, "plan_secs": seconds, "sharding_bytes": len(encoded)}

@@ -21,22 +21,22 @@ import tensorstore as ts
 
 from benchmarks import peak, process
 from benchmarks.stopwatch import timed
-from flaxckpt.agreement import Group
-from flaxckpt.checkpoint import open_checkpoint
 from flaxckpt.leaves.dtypes import storage_of
-from flaxckpt.metadata.checkpoint import CheckpointMetadata
+from flaxckpt.metadata.step_metadata import CheckpointMetadata
+from flaxckpt.multihost import Group
 from flaxckpt.options import Options
-from flaxckpt.saving import array_plan, parts, tree_writing, writing
+from flaxckpt.saving import save_plan, writing
 from flaxckpt.saving.contents import Tree
-from flaxckpt.saving.job import Job
-from flaxckpt.saving.parts import Part, Share
-from flaxckpt.saving.plan import SavePlan, make_plan
+from flaxckpt.saving.save_plan import SavePlan, make_plan
 from flaxckpt.saving.snapshot import Piece
+from flaxckpt.saving.writing import Job, Part, Share
 from flaxckpt.sharding.chunks import Region, whole
-from flaxckpt.storage import layout, location, tensorstore_io, zarr3
-from flaxckpt.storage.index import Place, read_index
-from flaxckpt.storage.location import Location
-from flaxckpt.storage.notes import StorageBoard
+from flaxckpt.source.checkpoint import open_checkpoint
+from flaxckpt.store import layout, ocdbt, zarr3
+from flaxckpt.store import store as store_store
+from flaxckpt.store.notes import StorageBoard
+from flaxckpt.store.ocdbt import Place, read_index
+from flaxckpt.store.store import Location
 
 Point = dict[str, float]
 
@@ -46,13 +46,13 @@ FLOATS = 300
 REPLICATED = 8
 # The steps of process 0 after its own part of the arrays is written.
 STAGES = {
-    "collect": "flaxckpt.agreement.Meeting.collect",
-    "compare": "flaxckpt.saving.parts.check_equal",
-    "open": "flaxckpt.storage.tensorstore_io.open_store",
-    "merge": "flaxckpt.storage.tensorstore_io.merge",
-    "sizes": "flaxckpt.saving.tree_writing.files_of",
+    "collect": "flaxckpt.multihost.Meeting.collect",
+    "compare": "flaxckpt.saving.writing.check_equal",
+    "open": "flaxckpt.store.ocdbt.open_store",
+    "merge": "flaxckpt.store.ocdbt.merge",
+    "sizes": "flaxckpt.saving.writing.files_of",
     "metadata": "flaxckpt.saving.writing._write_metadata",
-    "fsync": "flaxckpt.storage.filesystem.fsync_directories",
+    "fsync": "flaxckpt.store.local.fsync_directories",
 }
 # TensorStore's counters of what it asked of files and of servers.
 COUNTERS = (
@@ -99,14 +99,14 @@ def _plan(processes: int, leaves: int, index: int) -> SavePlan:
 
     def held(array: np.ndarray, process: int | None) -> Iterator[tuple[int, Region, Any]]:
         del process
-        everything, share = whole(array.shape), array_plan._Share(0, 1)
+        everything, share = whole(array.shape), save_plan._Share(0, 1)
         if array.ndim == 2:
             yield 0, Region((index, 0), (1, FLOATS)), share
         elif index == 0:
             yield 0, everything, share
 
     state = tree(processes, leaves)
-    with mock.patch.object(array_plan, "_held", held):
+    with mock.patch.object(save_plan, "_held", held):
         return make_plan(state, jax.tree.structure(state), 4 * FLOATS)[0]
 
 
@@ -119,21 +119,19 @@ def _pieces(plan: SavePlan, index: int) -> Iterator[Piece]:
 def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
     """Writes the databases and the done records of all processes but 0; returns their bytes."""
     url, notes, place, attempt, digest, begun = told
-    item = location.locate(url, Options()) / layout.ITEM
-    board = StorageBoard(location.kvstore(location.locate(notes, Options()), fsync=False))
+    item = store_store.locate(url, Options()) / layout.ITEM
+    board = StorageBoard(store_store.kvstore(store_store.locate(notes, Options()), fsync=False))
     chunk, storage, written = (1, FLOATS), storage_of("float32"), 0
     stores = [a.stored.store for a, s in _plan(processes, leaves, 1).shards if s.chunks]
     for index in range(1, processes):
         name = f"{layout.CHILD}{index}-{attempt}"
-        child = location.make_child(item, name)
+        child = store_store.make_child(item, name)
         value = zarr3.encode_chunk(np.full(chunk, index, "f4"), chunk, storage)
         items = ((zarr3.chunk_key(store, (index, 0)), value) for store in stores)
         numbered = not isinstance(child, Path)
-        store = tensorstore_io.create_store(child, ts.Context(), fsync=False, numbered=numbered)
-        tensorstore_io.write_all(store, items, Options().buffer_bytes)
-        files = {
-            f"{name}/{file}": found.size for file, found in tree_writing.files_of(child).items()
-        }
+        store = ocdbt.create_store(child, ts.Context(), fsync=False, numbered=numbered)
+        ocdbt.write_all(store, items, Options().buffer_bytes)
+        files = {f"{name}/{file}": found.size for file, found in writing.files_of(child).items()}
         part = Share([Part(digest, {}, files, is_written=True)], {}, {}).to_json()
         note = orjson.dumps(begun | {"value": part}).decode()
         written += len(note)
@@ -144,18 +142,18 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
 def lead(url: str, processes: int, leaves: int) -> Point:
     """What process 0 of so many does for a save of so many leaves."""
     options = Options(chunk_bytes=4 * FLOATS)
-    final, attempt = location.locate(url, options), layout.new_attempt()
-    location.prepare(final.parent, options)
+    final, attempt = store_store.locate(url, options), layout.new_attempt()
+    store_store.prepare(final.parent, options)
     plan, notes = _plan(processes, leaves, 0), final.parent / f"notes-{uuid.uuid4().hex}"
     described = CheckpointMetadata(attempt, 0, 0, {}, {})
     found: dict[str, Any] = {}
 
     def others(begun: dict[str, Any], place: str) -> None:
         directory = str(final.parent / begun["value"])
-        told = (directory, str(notes), place, attempt, parts.digest(plan), begun)
+        told = (directory, str(notes), place, attempt, writing.digest(plan), begun)
         found["note_bytes"] = process.call(write_others, told, processes, leaves)
 
-    board = _Board(location.kvstore(notes), others)
+    board = _Board(store_store.kvstore(notes), others)
     meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
     job = Job(Tree(layout.ITEM, plan), final, described, False, options)
     before = requests()
@@ -169,14 +167,14 @@ def lead(url: str, processes: int, leaves: int) -> Point:
 def sizes(final: Location) -> Point:
     """The sizes of what process 0 wrote."""
     item = final / layout.ITEM
-    names = location.files(item)
+    names = store_store.files(item)
     nodes = [name for name in names if name.startswith("d/")]
-    read = {name: len(location.read_file(item / name, 1 << 34)) for name in nodes}
+    read = {name: len(store_store.read_file(item / name, 1 << 34)) for name in nodes}
     return {
         "files": len(names),
         "node_bytes": sum(read.values()),
-        "manifest_bytes": len(location.read_file(item / layout.MANIFEST, 1 << 30)),
-        "metadata_bytes": len(location.read_file(item / layout.TREE_METADATA, 1 << 30)),
+        "manifest_bytes": len(store_store.read_file(item / layout.MANIFEST, 1 << 30)),
+        "metadata_bytes": len(store_store.read_file(item / layout.TREE_METADATA, 1 << 30)),
     }
 
 
@@ -189,7 +187,7 @@ def read(url: str) -> Point:
 
     def look() -> None:
         began = time.perf_counter()
-        found["index"] = read_index(location.locate(url, Options()) / layout.ITEM)
+        found["index"] = read_index(store_store.locate(url, Options()) / layout.ITEM)
         found["seconds"] = time.perf_counter() - began
 
     memory = peak.growth(look)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from benchmarks import scale_states
 from benchmarks.scale_fit import Fit, value
 from benchmarks.scale_states import Layout, Model
-from flaxckpt.saving.plan import MAX_SHARDING_DEVICES
+from flaxckpt.saving.save_plan import MAX_SHARDING_DEVICES
 
 GB = 1e9
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks import scale_states
 from benchmarks.table import number
-from flaxckpt.saving.plan import MAX_SHARDING_DEVICES
+from flaxckpt.saving.save_plan import MAX_SHARDING_DEVICES
 
 Row = dict[str, Any]
 # The name of a column, what it shows, and the unit that this is divided by.

@@ -19,20 +19,20 @@ from benchmarks.timing import restore_seconds, save_seconds
 
 STATES = ("S", "K", "L")
 SAVE = {
-    "take the state apart": "flaxckpt.runs.writer.take_apart",
-    "hold its values": "flaxckpt.runs.writer.hold",
-    "write the values": "flaxckpt.storage.tensorstore_io.write_all",
-    "- encode chunks": "flaxckpt.storage.zarr3.encode_chunk",
-    "- wait for TensorStore": "flaxckpt.storage.tensorstore_io._finish",
-    "write the metadata": "flaxckpt.storage.filesystem.write_file",
-    "fsync the directories": "flaxckpt.storage.filesystem.fsync_path",
+    "take the state apart": "flaxckpt.run.writer.take_apart",
+    "hold its values": "flaxckpt.run.writer.hold",
+    "write the values": "flaxckpt.store.ocdbt.write_all",
+    "- encode chunks": "flaxckpt.store.zarr3.encode_chunk",
+    "- wait for TensorStore": "flaxckpt.store.ocdbt._finish",
+    "write the metadata": "flaxckpt.store.local.write_file",
+    "fsync the directories": "flaxckpt.store.local.fsync_path",
 }
 RESTORE = {
-    "open": "flaxckpt.runs.fallback.open_checkpoint",
+    "open": "flaxckpt.run.local_tier.open_checkpoint",
     "match with the target": "flaxckpt.restoring.restore.with_target",
     "read the leaves": "flaxckpt.restoring.restore.read_leaves",
-    "- list the index": "flaxckpt.checkpoint.read_index",
-    "- read, check": "flaxckpt.restoring.reading.finish_span",
+    "- list the index": "flaxckpt.source.checkpoint.read_index",
+    "- read, check": "flaxckpt.source.chunk_reads.finish_span",
     "- put on the device": "flaxckpt.restoring.placement.to_devices",
 }
 

@@ -12,29 +12,25 @@ from typing import Any, Literal, Self, Unpack
 from etils import epath
 from jax.sharding import Mesh
 
-from flaxckpt import preemption, processes
-from flaxckpt.agreement import Group
+from flaxckpt import multihost, preemption
 from flaxckpt.errors import BackgroundSaveError, ManagerError
-from flaxckpt.opening import open_source
+from flaxckpt.multihost import Group
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit, FitArguments
-from flaxckpt.restoring.report import RestoreReport
-from flaxckpt.restoring.restore import restore_tree
-from flaxckpt.retention import Keep, Metric, Mode
-from flaxckpt.runs.costs import Accounts, ScalarWriter, Stats
-from flaxckpt.runs.local_tier import LocalTier, SavedFn, open_tier
-from flaxckpt.runs.restoration import OnCorrupt, Restoration
-from flaxckpt.runs.run import Run
-from flaxckpt.runs.sources import Sources
-from flaxckpt.runs.steps import check_step, warn_jumped_over
-from flaxckpt.runs.view import RunView
-from flaxckpt.runs.writer import Retention, Writer, log_removed
-from flaxckpt.schedule import Every, Pacer
-from flaxckpt.sharding.initial import InitialState
+from flaxckpt.restoring.restore import open_source, restore_tree
+from flaxckpt.restoring.restore_report import RestoreReport
+from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
+from flaxckpt.run.local_tier import LocalTier, OnCorrupt, Restoration, SavedFn, Sources, open_tier
+from flaxckpt.run.retention import Keep, Metric, Mode
+from flaxckpt.run.run import Run, RunView, check_step, warn_jumped_over
+from flaxckpt.run.schedule import Every, Pacer
+from flaxckpt.run.writer import Retention, Writer, log_removed
+from flaxckpt.sharding.abstract import InitialState
 from flaxckpt.sharding.specs import Rules, Specs
-from flaxckpt.storage import filesystem, location
-from flaxckpt.storage.bucket import BucketPath
-from flaxckpt.storage.location import PathLike, locate
+from flaxckpt.store import local as store_local
+from flaxckpt.store import store
+from flaxckpt.store.bucket import BucketPath
+from flaxckpt.store.store import PathLike, locate
 from flaxckpt.tree import nnx_objects
 
 logger = logging.getLogger("flaxckpt")
@@ -127,8 +123,8 @@ class CheckpointManager(RunView):
         self._tier: LocalTier | None = None
         if not read_only and not isinstance(self.directory, BucketPath):
             # A bucket that cannot be used is found out by the first request.
-            location.prepare(self.directory, options)
-            log_removed(location.remove_abandoned(self.directory, options))
+            store.prepare(self.directory, options)
+            log_removed(store.remove_abandoned(self.directory, options))
 
     # Saving
 
@@ -191,7 +187,7 @@ class CheckpointManager(RunView):
         if exists and not damaged:
             logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
-        if damaged and not location.is_replaceable(self._run.path(step), self._options):
+        if damaged and not store.is_replaceable(self._run.path(step), self._options):
             # It is of no use.
             decide(f"deleting step {step}", lambda: self._run.delete(step))
         self.save(step, state, metrics=metrics, overwrite=damaged, **items)
@@ -407,13 +403,13 @@ class CheckpointManager(RunView):
     @functools.cached_property
     def _group(self) -> Group:
         """The processes of the job, who all save and restore together."""
-        board = functools.partial(location.board, self.directory)
-        return processes.join(self._options.timeout_secs, board)
+        board = functools.partial(store.board, self.directory)
+        return multihost.join(self._options.timeout_secs, board)
 
     def _local_tier(self) -> LocalTier | None:
         """The tier on the host's own disk, if there is to be one."""
         if self._tier is None and self._local_directory is not None:
-            path, every = filesystem.local_path(self._local_directory), self._local_every
+            path, every = store_local.local_path(self._local_directory), self._local_every
             self._tier = open_tier(path, every, self._group, self._options, async_=self._async)
         return self._tier
 

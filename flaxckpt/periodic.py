@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flaxckpt.manager import CheckpointManager
-from flaxckpt.runs.steps import check_step, warn_jumped_over
-from flaxckpt.schedule import Every, Pacer
+from flaxckpt.run.run import check_step, warn_jumped_over
+from flaxckpt.run.schedule import Every, Pacer
 
 if TYPE_CHECKING:
     _Base: Any = object

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from flaxckpt.errors import ResumeMismatchError
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten
 
@@ -86,7 +86,7 @@ def _by_name(tree: Any) -> dict[str, Any]:
 
 def _difference(a: Any, b: Any) -> str:
     """How two leaves differ; `""` when they do not."""
-    (spec_a, data_a), (spec_b, data_b) = handler.encode(a, "a"), handler.encode(b, "b")
+    (spec_a, data_a), (spec_b, data_b) = kinds.encode(a, "a"), kinds.encode(b, "b")
     if spec_a != spec_b:
         return f"{spec_a} and {spec_b}"
     if not isinstance(data_a, jax.Array | np.ndarray):

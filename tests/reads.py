@@ -1,14 +1,14 @@
 """Counting what is read of data files."""
 
-from flaxckpt.storage import data_files
+from flaxckpt.store import ocdbt
 
 
 class Reads:
     """The reads of data files from now on: how many, and how many bytes."""
 
     def __init__(self, monkeypatch):
-        self._real, self._sizes = data_files.read_into, []
-        monkeypatch.setattr(data_files, "read_into", self._noting)
+        self._real, self._sizes = ocdbt.read_into, []
+        monkeypatch.setattr(ocdbt, "read_into", self._noting)
 
     def _noting(self, directory, place, buffers):
         self._sizes.append(place.length)

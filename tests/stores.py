@@ -9,7 +9,7 @@ import tensorstore as ts
 
 import flaxckpt
 from flaxckpt import ObjectStore, Options
-from flaxckpt.storage import layout
+from flaxckpt.store import layout
 from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 

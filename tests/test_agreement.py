@@ -14,8 +14,7 @@ import tensorstore as ts
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt import agreement, processes
-from flaxckpt.agreement import ALONE, Group
+from flaxckpt import multihost
 from flaxckpt.errors import (
     FlaxckptError,
     Mismatch,
@@ -24,8 +23,9 @@ from flaxckpt.errors import (
     StepExistsError,
     StructureMismatchError,
 )
-from flaxckpt.schedule import Every, Pacer
-from flaxckpt.storage.notes import StorageBoard
+from flaxckpt.multihost import ALONE, Group
+from flaxckpt.run.schedule import Every, Pacer
+from flaxckpt.store.notes import StorageBoard
 from tests import cluster
 
 # For how long those that are there wait for those that are missing.
@@ -64,7 +64,7 @@ class MemoryBoard:
 
 @pytest.fixture(autouse=True)
 def _short_waits(monkeypatch):
-    monkeypatch.setattr(agreement, "WAIT_SECS", 0.01)
+    monkeypatch.setattr(multihost, "WAIT_SECS", 0.01)
 
 
 def groups(count, board=None, timeout_secs=HANG_SECS, clock=time.monotonic):
@@ -236,7 +236,7 @@ def assert_one_verdict(found, ways, absent):
 
 
 def test_the_notes_of_old_meetings_are_removed(monkeypatch):
-    monkeypatch.setattr(agreement, "BLOCK", 8)
+    monkeypatch.setattr(multihost, "BLOCK", 8)
     board = MemoryBoard()
 
     def member(group):
@@ -427,11 +427,11 @@ def test_members_meet_on_any_board(make, tmp_path):
 
 def on_the_service(context):
     """The same with jax's service, where each process has a board of its own name too."""
-    client = processes.client()
-    ours = processes.CoordinationBoard(client, f"test/{context.index}")
+    client = multihost.client()
+    ours = multihost.CoordinationBoard(client, f"test/{context.index}")
     keeps_its_promises(ours)
     waits_for_a_note(ours)
-    board = processes.CoordinationBoard(client, "test/all")
+    board = multihost.CoordinationBoard(client, "test/all")
     board.post("first", str(context.index))
     group = Group(context.index, context.count, board, HANG_SECS)
     together = group.meet("meeting").together(context.index)

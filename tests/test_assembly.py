@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import flaxckpt
-from flaxckpt.restoring import assembly
+from flaxckpt.restoring import values as restoring_values
 
 OPTIONS = flaxckpt.Options(chunk_bytes=1024, max_host_bytes=4096)
 
@@ -17,13 +17,13 @@ OPTIONS = flaxckpt.Options(chunk_bytes=1024, max_host_bytes=4096)
 @pytest.fixture(autouse=True)
 def _remote(monkeypatch):
     """Every device is another one."""
-    monkeypatch.setattr(assembly, "is_remote", lambda where: True)
+    monkeypatch.setattr(restoring_values, "is_remote", lambda where: True)
 
 
 @pytest.fixture
 def assembled(monkeypatch):
     """The names of the leaves that were assembled."""
-    names, real = [], assembly.assemble
+    names, real = [], restoring_values.assemble
 
     def noting(checkpoint, leaf, limit):
         names.append(leaf.record.name)

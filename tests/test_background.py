@@ -8,7 +8,7 @@ import weakref
 import pytest
 
 from flaxckpt.errors import BackgroundSaveError, SaveTimeoutError
-from flaxckpt.runs.background import Background
+from flaxckpt.run.writer import Background
 
 
 def savers() -> list[threading.Thread]:

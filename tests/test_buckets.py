@@ -16,8 +16,8 @@ import pytest
 
 import flaxckpt
 from flaxckpt import CheckpointManager, Keep, ObjectStore, Options, errors
-from flaxckpt.storage import layout, tensorstore_io
-from flaxckpt.storage.bucket import BucketPath
+from flaxckpt.store import layout, ocdbt
+from flaxckpt.store.bucket import BucketPath
 from flaxckpt.testing import differences
 from tests import stores
 
@@ -277,7 +277,7 @@ def test_requests_do_not_depend_on_how_many_objects_old_steps_have(store, run):
 
 def test_a_data_file_has_a_bounded_size(store, run):
     """An S3 object is uploaded in one request, which has at most 5 GiB."""
-    assert tensorstore_io.DATA_FILE_BYTES <= 256 * MIB
+    assert ocdbt.DATA_FILE_BYTES <= 256 * MIB
     sizes = []
 
     def note(request):
@@ -285,7 +285,7 @@ def test_a_data_file_has_a_bounded_size(store, run):
             sizes.append(int(request.headers.get("content-length", 0)))
 
     store.server.fail = note
-    with mock.patch.object(tensorstore_io, "DATA_FILE_BYTES", MIB):
+    with mock.patch.object(ocdbt, "DATA_FILE_BYTES", MIB):
         with manager(store, run) as ckpt:
             ckpt.save(1, {f"x{i}": np.random.default_rng(i).bytes(MIB // 2) for i in range(8)})
             ckpt.save(2, {f"x{i}": np.arange(MIB // 16) + i for i in range(8)})
@@ -488,7 +488,7 @@ def largest_data_object(store, run, step):
 @pytest.mark.parametrize("damage", ["truncated", "missing", "flipped"])
 def test_a_damaged_data_object_is_an_error_that_names_the_leaf(damage, store, run):
     # A value and the nodes of the database are in objects of their own.
-    with mock.patch.object(tensorstore_io, "DATA_FILE_BYTES", MIB // 8):
+    with mock.patch.object(ocdbt, "DATA_FILE_BYTES", MIB // 8):
         with manager(store, run) as ckpt:
             ckpt.save(1, {"small": 1, "w": np.random.default_rng(0).standard_normal(50_000)})
     name = largest_data_object(store, run, 1)

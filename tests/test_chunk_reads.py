@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.leaves.dtypes import from_stored, parse_dtype, storage_of, to_stored
-from flaxckpt.leaves.record import StoredArray
-from flaxckpt.restoring.chunk_reads import ArrayRead, plan
+from flaxckpt.leaves.spec import StoredArray
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
-from flaxckpt.storage import zarr3
+from flaxckpt.source.chunk_reads import ArrayRead, plan
+from flaxckpt.store import zarr3
 
 DTYPES = ["int16", "bfloat16", "bool", "uint4", ">i4", "<U3", "<M8[s]"]
 

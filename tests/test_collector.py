@@ -4,18 +4,18 @@ import gc
 
 import pytest
 
-from flaxckpt import collector
+from flaxckpt import garbage
 
 
 def test_the_collector_rests_during_the_block_and_goes_on_after_it():
     assert gc.isenabled()
-    with collector.paused():
+    with garbage.paused():
         assert not gc.isenabled()
     assert gc.isenabled()
 
 
 def test_it_goes_on_after_an_error():
-    with pytest.raises(KeyError), collector.paused():
+    with pytest.raises(KeyError), garbage.paused():
         raise KeyError
     assert gc.isenabled()
 
@@ -23,7 +23,7 @@ def test_it_goes_on_after_an_error():
 def test_one_that_was_off_stays_off():
     gc.disable()
     try:
-        with collector.paused():
+        with garbage.paused():
             pass
         assert not gc.isenabled()
     finally:
@@ -31,8 +31,8 @@ def test_one_that_was_off_stays_off():
 
 
 def test_blocks_may_be_nested():
-    with collector.paused():
-        with collector.paused():
+    with garbage.paused():
+        with garbage.paused():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()

@@ -10,11 +10,10 @@ import jax.numpy as jnp
 import numpy as np
 
 import flaxckpt
-from flaxckpt.metadata.past import MAX_PAST
-from flaxckpt.runs import history as history_module
-from flaxckpt.runs import writer as writer_module
-from flaxckpt.runs.history import history
-from flaxckpt.runs.run import Run
+from flaxckpt.metadata.step_metadata import MAX_PAST
+from flaxckpt.run import run as history_module
+from flaxckpt.run import writer as writer_module
+from flaxckpt.run.run import Run, history
 
 STATE = {"w": jnp.arange(1000.0)}
 LINE = re.compile(

@@ -98,10 +98,10 @@ def test_kill_9_at_any_time_leaves_the_newest_step_whole(tmp_path):
 def test_what_a_dead_writer_left_is_removed_by_the_next(tmp_path):
     code = """
         import os, signal, sys, numpy as np, flaxckpt
-        from flaxckpt.storage import filesystem
+        from flaxckpt.store import local
         def die(path, data, *, fsync):
             os.kill(os.getpid(), signal.SIGKILL)
-        filesystem.write_file = die
+        local.write_file = die
         flaxckpt.save(sys.argv[1] + "/7", {"w": np.arange(10)})
     """
     code, _, err = run(code, tmp_path / "run")

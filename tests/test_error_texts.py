@@ -20,10 +20,10 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.agreement import Group
-from flaxckpt.leaves import handler as leaf_handler
-from flaxckpt.runs.background import Background
-from flaxckpt.saving import parts
+from flaxckpt.leaves import kinds as leaf_handler
+from flaxckpt.multihost import Group
+from flaxckpt.run.writer import Background
+from flaxckpt.saving import writing
 from flaxckpt.testing import assert_bitwise_resume
 from tests.test_agreement import MemoryBoard
 
@@ -262,13 +262,13 @@ def unreached(path):
 def equal(*others):
     """What two processes say of their trees."""
     first, second = ({"tree": 1, "local": {}} | other for other in others)
-    made = [parts.Part(**part, files={}, is_written=True) for part in (first, second)]
-    return lambda path: parts.check_equal(made, "saving step 3")
+    made = [writing.Part(**part, files={}, is_written=True) for part in (first, second)]
+    return lambda path: writing.check_equal(made, "saving step 3")
 
 
 def same_items(path):
-    shares = [parts.Share([], {}, {"config": n}) for n in (1, 2)]
-    parts.check_items(shares, "saving step 3")
+    shares = [writing.Share([], {}, {"config": n}) for n in (1, 2)]
+    writing.check_items(shares, "saving step 3")
 
 
 def other_meeting(path):

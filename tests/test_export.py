@@ -20,6 +20,8 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import flaxckpt
+from flaxckpt import exporting as export
+from flaxckpt import exporting as export_values
 from flaxckpt.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -27,9 +29,7 @@ from flaxckpt.errors import (
     StepExistsError,
     UnsupportedLeafError,
 )
-from flaxckpt.exporting import values as export_values
-from flaxckpt.exporting.export import export
-from flaxckpt.formats.safetensors_header import DTYPES
+from flaxckpt.formats.safetensors import DTYPES
 from flaxckpt.options import MIB, Options
 from tests import processes, stores
 
@@ -427,7 +427,7 @@ def test_what_a_killed_export_left_is_removed(tmp_path):
     code = """
         import os, signal, sys
         import numpy as np
-        from flaxckpt.exporting.export import export
+        from flaxckpt.exporting import export
         os.link = lambda *args: os.kill(os.getpid(), signal.SIGKILL)
         export({"a": np.ones(3)}, sys.argv[1])
     """
@@ -488,7 +488,7 @@ MEMORY = """
     import json, sys
     import numpy as np
     import flaxckpt
-    from flaxckpt.exporting.export import export
+    from flaxckpt.exporting import export
     from tests.memory_child import MIB, make, peak
 
     directory, kind = sys.argv[1:]

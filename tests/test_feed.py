@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt.saving.feed import Feed
+from flaxckpt.saving.snapshot import Feed
 
 
 class Fake(NamedTuple):

@@ -24,8 +24,7 @@ from flax import nnx
 from flax.core import freeze
 
 import flaxckpt
-from flaxckpt.runs.history import history
-from flaxckpt.runs.run import Run
+from flaxckpt.run.run import Run, history
 from tests.trees import assert_same
 
 GOLDEN = sorted((Path(__file__).parent / "golden").glob("format_*"))
@@ -86,8 +85,8 @@ def test_a_checkpoint_of_each_format_loads(path, tmp_path):
 def test_the_golden_checkpoint_is_what_is_written_today(tmp_path):
     """When this fails, the format has changed: give it a new version."""
     write(tmp_path / "x")
-    newest = flaxckpt.checkpoint.open_checkpoint(GOLDEN[-1]).tree
-    written = flaxckpt.checkpoint.open_checkpoint(tmp_path / "x").tree
+    newest = flaxckpt.source.checkpoint.open_checkpoint(GOLDEN[-1]).tree
+    written = flaxckpt.source.checkpoint.open_checkpoint(tmp_path / "x").tree
     assert uncut(written.records) == uncut(newest.records)
     assert written.nodes == newest.nodes
 
@@ -195,7 +194,8 @@ def test_the_golden_run_is_what_is_written_today(tmp_path):
     """When this fails, the format has changed: give it a new version."""
     write_run(tmp_path / "x")
     (newest, written) = (
-        flaxckpt.checkpoint.open_checkpoint(path / str(KEPT)) for path in (RUNS[-1], tmp_path / "x")
+        flaxckpt.source.checkpoint.open_checkpoint(path / str(KEPT))
+        for path in (RUNS[-1], tmp_path / "x")
     )
     assert uncut(written.tree.records) == uncut(newest.tree.records)
     assert written.tree.nodes == newest.tree.nodes

@@ -13,7 +13,7 @@ from flax import nnx
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.storage import filesystem
+from flaxckpt.store import local
 from flaxckpt.testing import differences
 
 STATE = {"w": np.arange(4.0)}
@@ -27,7 +27,7 @@ def run(tmp_path):
 @contextlib.contextmanager
 def held_up(directory):
     """Saves into `directory` do not get on during the block: a save first locks the run."""
-    with filesystem.lock(directory, shared=False):
+    with local.lock(directory, shared=False):
         yield
 
 

@@ -10,9 +10,9 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt.checkpoint import open_checkpoint
-from flaxckpt.restoring import reading
 from flaxckpt.sharding.chunks import Region
+from flaxckpt.source import chunk_reads
+from flaxckpt.source.checkpoint import open_checkpoint
 from tests.processes import run
 
 AXES = [AxisType.Auto, AxisType.Explicit]
@@ -120,13 +120,13 @@ def test_a_replicated_array_is_written_once(tmp_path):
 def keys_read(monkeypatch):
     """The keys of the chunks that are read."""
     keys = []
-    real = reading.read_span
+    real = chunk_reads.read_span
 
     def noting(directory, span):
         keys.extend(located.chunk.key for located in span)
         return real(directory, span)
 
-    monkeypatch.setattr(reading, "read_span", noting)
+    monkeypatch.setattr(chunk_reads, "read_span", noting)
     return keys
 
 
@@ -145,8 +145,8 @@ def test_only_the_chunks_of_a_region_are_read(saved, keys_read):
     checkpoint = open_checkpoint(saved)
     record = next(r for r in checkpoint.tree.records if r.name == "both")
     upper = Region((0, 0), (16, 32))
-    ((parts,),) = reading.read_arrays(
-        checkpoint, [reading.ArrayRead("both", record.array, [upper])], 1 << 20
+    ((parts,),) = chunk_reads.read_arrays(
+        checkpoint, [chunk_reads.ArrayRead("both", record.array, [upper])], 1 << 20
     )
     assert (parts[upper] == np.arange(512).reshape(16, 32)).all()
     assert sorted(keys_read) == ["both/c/0/0", "both/c/0/1", "both/c/1/0", "both/c/1/1"]

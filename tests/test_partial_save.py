@@ -25,7 +25,8 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import Options, PartialSave, errors
-from flaxckpt.storage import filesystem, location, tensorstore_io
+from flaxckpt.store import local, ocdbt
+from flaxckpt.store import store as store_store
 from tests import stores
 from tests.durability import disks
 from tests.processes import run, start
@@ -70,7 +71,7 @@ def metadata_of(path):
 @contextlib.contextmanager
 def held_up(directory):
     """Saves into `directory` do not get on during the block: a save first locks it."""
-    with filesystem.lock(directory, shared=False):
+    with local.lock(directory, shared=False):
         yield
 
 
@@ -392,13 +393,13 @@ def full(*args, **kwargs):
 
 
 def test_a_failure_in_the_background_is_raised_by_the_next_part(monkeypatch, tmp_path):
-    real = tensorstore_io.write_all
+    real = ocdbt.write_all
 
     def fill(store, values, *args):
         real(store, itertools.islice(values, 3), *args)
         full()
 
-    monkeypatch.setattr(tensorstore_io, "write_all", fill)
+    monkeypatch.setattr(ocdbt, "write_all", fill)
     added = []
     (tmp_path / "here").mkdir()
     with (
@@ -414,12 +415,12 @@ def test_a_failure_in_the_background_is_raised_by_the_next_part(monkeypatch, tmp
 
 @pytest.mark.parametrize("broken", ["_METADATA", "_CHECKPOINT_METADATA"])
 def test_a_failure_after_the_last_part_is_raised_at_the_end(broken, monkeypatch, tmp_path):
-    real = location.write_file
+    real = store_store.write_file
 
     def write(path, data, **how):
         (full if path.name == broken else real)(path, data, **how)
 
-    monkeypatch.setattr(location, "write_file", write)
+    monkeypatch.setattr(store_store, "write_file", write)
     (tmp_path / "here").mkdir()
     saving = PartialSave(tmp_path / "here/x", options=FAST).__enter__()
     saving.add({"a": np.ones(3)})
@@ -429,7 +430,7 @@ def test_a_failure_after_the_last_part_is_raised_at_the_end(broken, monkeypatch,
 
 
 def test_a_failure_in_the_background_does_not_hide_that_of_the_block(monkeypatch, tmp_path):
-    monkeypatch.setattr(tensorstore_io, "write_all", full)
+    monkeypatch.setattr(ocdbt, "write_all", full)
     with pytest.raises(KeyError), PartialSave(tmp_path / "x", options=FAST) as saving:
         saving.add({"a": 1})
         raise KeyError
@@ -530,7 +531,7 @@ def test_a_bucket(tmp_path):
 
 KILLED = """
     import os, signal, sys, numpy as np, flaxckpt
-    from flaxckpt.storage import commit
+    from flaxckpt.store import local
     def die(*args, **kwargs):
         os.kill(os.getpid(), signal.SIGKILL)
     options = flaxckpt.Options(chunk_bytes=4096, max_host_bytes=4 * 4096)
@@ -539,7 +540,7 @@ KILLED = """
             saving.add({str(number): np.arange(9000)})
         if sys.argv[2] == "between two parts":
             die()
-        commit._make_visible = die
+        local._make_visible = die
 """
 
 

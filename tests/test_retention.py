@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt import Keep
-from flaxckpt.retention import StepInfo, best_first
+from flaxckpt.run.retention import StepInfo, best_first
 
 _counts = st.none() | st.integers(1, 4)
 _metrics = st.none() | st.sampled_from((0.0, 1.0, 2.0, -1.0, math.nan, math.inf, -math.inf))

@@ -7,7 +7,7 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from flaxckpt import Every
-from flaxckpt.schedule import Pacer
+from flaxckpt.run.schedule import Pacer
 
 _at = st.lists(st.integers(0, 60), max_size=4)
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.runs import writer
+from flaxckpt.run import writer
 from flaxckpt.saving import snapshot
 from flaxckpt.saving.snapshot import PART, State, hold, stream, take_apart
 from tests.trees import assert_same

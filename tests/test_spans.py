@@ -8,19 +8,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.leaves.dtypes import storage_of
-from flaxckpt.leaves.record import StoredArray
-from flaxckpt.restoring.chunk_reads import ArrayRead, plan
-from flaxckpt.restoring.spans import (
+from flaxckpt.leaves.spec import StoredArray
+from flaxckpt.sharding.chunks import whole
+from flaxckpt.source.chunk_reads import (
     DIRECT_BYTES,
     GAP_BYTES,
     SPAN_BYTES,
+    ArrayRead,
     finish_span,
+    plan,
     read_span,
     spans,
 )
-from flaxckpt.sharding.chunks import whole
-from flaxckpt.storage import data_files, zarr3
-from flaxckpt.storage.index import Place
+from flaxckpt.store import ocdbt, zarr3
+from flaxckpt.store.ocdbt import Place
 
 SUM = zarr3.CHECKSUM_BYTES
 
@@ -79,8 +80,8 @@ def test_chunks_that_adjoin_are_read_at_once(disk, monkeypatch):
         disk.add(str(i), 2000 + i)
     assert disk.names() == [["0", "1", "2", "3", "4"]]
     calls = []
-    real = data_files.read_into
-    monkeypatch.setattr(data_files, "read_into", lambda *args: calls.append(args) or real(*args))
+    real = ocdbt.read_into
+    monkeypatch.setattr(ocdbt, "read_into", lambda *args: calls.append(args) or real(*args))
     assert disk.read() == {}
     assert len(calls) == 1
 

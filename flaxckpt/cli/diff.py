@@ -6,12 +6,12 @@ import argparse
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from flaxckpt.cli import text
-from flaxckpt.cli.command import BAD, FINE, Command, options_of
-from flaxckpt.cli.output import Column, Output
+from flaxckpt import text
+from flaxckpt.cli.command import BAD, FINE, Column, Output, options_of
 
 if TYPE_CHECKING:
-    from flaxckpt.cli.work.compare import Change
+    from flaxckpt.comparing import Change
+
 
 _STRUCTURE = (
     Column("ONLY IN"),
@@ -42,7 +42,7 @@ class _Difference(NamedTuple):
         return not (self.only_in_a or self.only_in_b or self.other_type or self.changed)
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("a", metavar="A", help="a checkpoint of any format, or its URL")
     parser.add_argument("b", metavar="B", help="another one")
@@ -51,9 +51,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Says how two checkpoints differ."""
-    from flaxckpt.opening import open_source
+    from flaxckpt.restoring.restore import open_source
 
     options = options_of(args)
     a, b = open_source(args.a, options), open_source(args.b, options)
@@ -67,7 +67,7 @@ def _run(args: argparse.Namespace, out: Output) -> int:
 
 def _difference(a: Any, b: Any, *, values: bool) -> _Difference:
     """How two opened checkpoints differ."""
-    from flaxckpt.cli.work.compare import changes, trees_of
+    from flaxckpt.comparing import changes, trees_of
 
     (ours, our_items), (theirs, their_items) = trees_of(a), trees_of(b)
     first = _named(ours) | {name: item.kind for name, item in our_items.items()}
@@ -95,7 +95,7 @@ def _named(trees: Sequence[Any]) -> dict[str, str]:
 
 def _files(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> list[Change]:
     """The items on both sides that have files, with whether these differ, by their checksums."""
-    from flaxckpt.cli.work.compare import Change
+    from flaxckpt.comparing import Change
 
     return [
         Change(name, item.kind, changed=int(item.checksums != theirs[name].checksums))
@@ -156,6 +156,3 @@ def _document(found: _Difference) -> dict[str, Any]:
         ],
         "equal": found.equal,
     }
-
-
-COMMAND = Command("diff", "says how two checkpoints differ", _add_arguments, _run)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 
-from flaxckpt.cli.command import FINE, CliError, Command, byte_count, options_of
-from flaxckpt.cli.output import Output
+from flaxckpt.cli.command import FINE, CliError, Output, byte_count, options_of
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("a", metavar="A", help="a checkpoint of any format, or its URL")
     parser.add_argument("b", metavar="B", help="the file, which ends in .safetensors, or its URL")
@@ -27,9 +26,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--overwrite", action="store_true", help="replace what is there")
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Writes what is at A to B."""
-    from flaxckpt.exporting.export import export
+    from flaxckpt.exporting import export
 
     options = options_of(args)
     try:
@@ -61,8 +60,3 @@ def _renamed(pairs: list[str]) -> dict[str, str | None] | None:
         raise CliError(f"--rename wants OLD=NEW, or OLD= to leave it out, got {wrong[0]}")
     split = (pair.split("=", 1) for pair in pairs)
     return {old: new or None for old, new in split} or None
-
-
-COMMAND = Command(
-    "export", "writes the arrays of a checkpoint to safetensors", _add_arguments, _run
-)

@@ -7,15 +7,13 @@ import time
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flaxckpt.cli import text
-from flaxckpt.cli.command import FINE, CliError, Command, add_metric, options_of
-from flaxckpt.cli.output import Column, Output
+from flaxckpt import text
+from flaxckpt.cli.command import FINE, CliError, Column, Output, add_metric, options_of
 
 if TYPE_CHECKING:
-    from flaxckpt.cli.work.others import Other
-    from flaxckpt.cli.work.steps import Step
-    from flaxckpt.cli.work.strays import Stray
-    from flaxckpt.runs.run import Run
+    from flaxckpt.run.listing import Other, Step, Stray
+    from flaxckpt.run.run import Run
+
 
 _COLUMNS = (
     Column("STEP", right=True),
@@ -32,17 +30,15 @@ _COLUMNS_OF_OTHERS = (
 )
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
     add_metric(parser)
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Lists the steps, and what else is there."""
-    from flaxckpt.cli.work.places import open_run
-    from flaxckpt.cli.work.steps import steps_of
-    from flaxckpt.cli.work.strays import strays
+    from flaxckpt.run.listing import open_run, steps_of, strays
 
     run = open_run(args.run, options_of(args))
     steps = steps_of(run)
@@ -70,7 +66,7 @@ def _others(run: Run, foreign: Sequence[str]) -> Sequence[Other]:
       CheckpointNotFoundError: when it is one checkpoint.
     """
     # The readers take their time to be imported, which a run of flaxckpt's has no need of.
-    from flaxckpt.cli.work.others import others
+    from flaxckpt.run.listing import others
 
     return others(run.directory, foreign)
 
@@ -81,7 +77,7 @@ def best_step(run: Run, steps: Sequence[Step], metric: str | None, mode: Any) ->
     Raises:
       CliError: when no step has the metric that was asked for.
     """
-    from flaxckpt.retention import best_first
+    from flaxckpt.run.retention import best_first
 
     known = {name: None for step in steps for name in step.described.metrics}
     if metric is not None and metric not in known:
@@ -158,6 +154,3 @@ def _other(run: Run, other: Other) -> dict[str, Any]:
         "time": other.seconds,
         "nbytes": other.nbytes,
     }
-
-
-COMMAND = Command("ls", "lists the steps of a run", _add_arguments, _run)

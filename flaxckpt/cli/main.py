@@ -4,34 +4,32 @@ from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
 import os
 import sys
 import traceback
 from collections.abc import Sequence
 from typing import NoReturn
 
-# A command starts within half a second, and jax alone takes one. So the modules of commands import
-# what they work with inside of their functions. (Those in `cli.work`, which only such functions
-# import, do it at their top.)
 import flaxckpt
-from flaxckpt.cli import convert, copy, diff, export, ls, pin, report, rm, show, verify
-from flaxckpt.cli.command import ERROR, CliError, Command, add_common
-from flaxckpt.cli.output import Output
+from flaxckpt.cli.command import ERROR, CliError, Output, add_common
 from flaxckpt.errors import FlaxckptError
 
-# What can be typed. Another command is one more module, and one more name here.
-COMMANDS: tuple[Command, ...] = (
-    ls.COMMAND,
-    show.COMMAND,
-    diff.COMMAND,
-    verify.COMMAND,
-    copy.COMMAND,
-    convert.COMMAND,
-    export.COMMAND,
-    rm.COMMAND,
-    pin.COMMAND,
-    report.COMMAND,
-)
+# What can be typed: the module of a command has its name. Another command is one more module here,
+# and one more line. Only the module of the command that was typed is imported, because a command
+# starts within half a second, and jax alone takes one.
+COMMANDS = {
+    "ls": "lists the steps of a run",
+    "show": "shows the tree of a checkpoint of any format",
+    "diff": "says how two checkpoints differ",
+    "verify": "reads every byte of checkpoints and checks every checksum",
+    "cp": "copies a checkpoint or a run, between disks and buckets",
+    "convert": "rewrites a checkpoint of any format as flaxckpt's",
+    "export": "writes the arrays of a checkpoint to safetensors",
+    "rm": "deletes steps of a run; only says which without --yes",
+    "pin": "pins a step, so that it is never deleted",
+    "report": "writes a page about a run",
+}
 
 # As the shell says it of a process that a signal ended: SIGINT, SIGPIPE.
 INTERRUPTED, BROKEN_PIPE = 130, 141
@@ -56,23 +54,26 @@ class _Parser(argparse.ArgumentParser):
         self.exit(ERROR, f"flaxckpt: error: {message}. See {self.prog} --help.\n")
 
 
-def parser() -> argparse.ArgumentParser:
-    """The parser of all commands."""
+def parser(chosen: str | None = None) -> argparse.ArgumentParser:
+    """The parser of all commands, with the arguments of the `chosen` one."""
     main = _Parser("flaxckpt", description="Looks into checkpoints and runs.", epilog=_EPILOG)
     main.add_argument("--version", action="version", version=f"flaxckpt {flaxckpt.__version__}")
     commands = main.add_subparsers(metavar="COMMAND", required=True)
-    for command in COMMANDS:
-        sub = commands.add_parser(command.name, help=command.summary, description=command.summary)
-        command.add_arguments(sub)
-        add_common(sub)
-        sub.set_defaults(command=command)
+    for name, summary in COMMANDS.items():
+        sub = commands.add_parser(name, help=summary, description=summary)
+        if name == chosen:
+            module = importlib.import_module(f"flaxckpt.cli.{name}")
+            module.add_arguments(sub)
+            add_common(sub)
+            sub.set_defaults(command=module)
     return main
 
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Does what `argv` (by default that of the process) says; returns the exit code."""
+    typed = sys.argv[1:] if argv is None else argv
     try:
-        args = parser().parse_args(argv)
+        args = parser(typed[0] if typed else None).parse_args(typed)
     except SystemExit as done:  # of --help, or of wrong arguments, which were explained
         return int(done.code or 0)
     try:

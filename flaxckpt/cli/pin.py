@@ -4,20 +4,19 @@ from __future__ import annotations
 
 import argparse
 
-from flaxckpt.cli.command import FINE, Command, options_of, step_number
-from flaxckpt.cli.output import Output
+from flaxckpt.cli.command import FINE, Output, options_of, step_number
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
     parser.add_argument("step", metavar="STEP", type=step_number, help="which step")
     parser.add_argument("--unpin", action="store_true", help="lets it be deleted again")
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Pins a step, or unpins it."""
-    from flaxckpt.cli.work.places import open_run
+    from flaxckpt.run.listing import open_run
 
     run = open_run(args.run, options_of(args))
     run.pin(args.step, pinned=not args.unpin)
@@ -25,6 +24,3 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     out.document({"run": str(run.directory), "step": args.step, "pinned": not args.unpin})
     out.lines(f"step {args.step} of {run.directory} is {word}")
     return FINE
-
-
-COMMAND = Command("pin", "pins a step, so that it is never deleted", _add_arguments, _run)

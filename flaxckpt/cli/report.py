@@ -5,20 +5,19 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from flaxckpt.cli import text
+from flaxckpt import text
 from flaxckpt.cli.command import (
     FINE,
     CliError,
-    Command,
+    Output,
     add_metric,
     byte_count,
     options_of,
     positive,
 )
-from flaxckpt.cli.output import Output
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
     parser.add_argument(
@@ -41,10 +40,10 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     add_metric(parser)
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Writes the page."""
-    from flaxckpt.cli.work.places import open_run
-    from flaxckpt.reporting.report import write_report
+    from flaxckpt.report.build import write_report
+    from flaxckpt.run.listing import open_run
 
     options = options_of(args)
     run = open_run(args.run, options)
@@ -63,6 +62,3 @@ def _run(args: argparse.Namespace, out: Output) -> int:
     )
     out.lines(f"{args.out}  {text.size(nbytes)}, {text.plural(len(kept), 'step')}")
     return FINE
-
-
-COMMAND = Command("report", "writes a page about a run", _add_arguments, _run)

@@ -6,24 +6,23 @@ import argparse
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
-from flaxckpt.cli import text
+from flaxckpt import text
 from flaxckpt.cli.command import (
     FINE,
     CliError,
-    Command,
+    Output,
     add_metric,
     options_of,
     positive,
     step_number,
 )
-from flaxckpt.cli.output import Output
 
 if TYPE_CHECKING:
-    from flaxckpt.cli.work.steps import Step
-    from flaxckpt.runs.run import Run
+    from flaxckpt.run.listing import Step
+    from flaxckpt.run.run import Run
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
     parser.add_argument("--step", metavar="N", type=step_number, nargs="+", help="these steps")
@@ -37,10 +36,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     )
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Deletes steps, or says which it would."""
-    from flaxckpt.cli.work.places import open_run
-    from flaxckpt.cli.work.steps import steps_of
+    from flaxckpt.run.listing import open_run, steps_of
 
     rules = (args.keep_last, args.keep_best, args.keep_every)
     if (args.step is None) == (rules == (None, None, None)):
@@ -87,7 +85,7 @@ def _named(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[i
 
 def _unkept(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[int]:
     """The steps that the rules do not keep."""
-    from flaxckpt.retention import Keep
+    from flaxckpt.run.retention import Keep
 
     if args.keep_best:
         _check_metric(args, run, list(steps.values()))
@@ -133,8 +131,3 @@ def _lines(args: argparse.Namespace, steps: Sequence[Step], nbytes: int) -> list
     each: list[Any] = [f"{word} step {s.step}  {text.size(s.nbytes)}" for s in steps]
     total = f"{text.plural(len(steps), 'step')}, {text.size(nbytes)}"
     return [*each, total if args.yes else f"{total}; nothing was done: pass --yes to delete them"]
-
-
-COMMAND = Command(
-    "rm", "deletes steps of a run; only says which without --yes", _add_arguments, _run
-)

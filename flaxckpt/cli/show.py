@@ -1,20 +1,251 @@
-"""`flaxckpt show PATH`: the tree of a checkpoint, of any format."""
+"""flaxckpt show."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
+import math
 import time
-from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from flaxckpt.cli import text
-from flaxckpt.cli.command import FINE, CliError, Command, options_of, positive
-from flaxckpt.cli.output import Column, Output
+import numpy as np
 
-if TYPE_CHECKING:
-    from flaxckpt.cli.work.contents import Content, Part
-    from flaxckpt.cli.work.stats import Stats
-    from flaxckpt.cli.work.trees import Branch
+from flaxckpt import comparing, text
+from flaxckpt.cli.command import FINE, CliError, Column, Output, options_of, positive
+from flaxckpt.comparing import Branch, Item, branch_of, format_of, items_of, leaves_of, sort
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.spec import nbytes_of
+from flaxckpt.source.checkpoint import Checkpoint, SavedLeaf, Source
+from flaxckpt.store.store import Location
+from flaxckpt.tree.keypaths import selector
+
+# What the values of arrays are like: smallest, largest, mean, norm, how many are no numbers.
+
+
+@dataclasses.dataclass
+class Stats:
+    """What is known of the values of a leaf so far.
+
+    NaN and infinities are counted, and are in none of the others. Complex numbers have no order
+    and so only a norm.
+    """
+
+    least: Any = None
+    largest: Any = None
+    nan: int = 0
+    inf: int = 0
+    is_complex: bool = False
+    _finite: int = 0
+    _sum: float = 0.0
+    _squares: float = 0.0
+
+    def add(self, values: np.ndarray) -> None:
+        """Takes more values into account."""
+        self.is_complex = values.dtype.kind == "c"
+        if values.dtype.kind in "iu":
+            finite = values
+        else:
+            values = values.astype(np.complex128 if self.is_complex else np.float64, copy=False)
+            finite = values[np.isfinite(values)]
+            nan = int(np.isnan(values).sum())
+            self.nan += nan
+            self.inf += values.size - finite.size - nan
+        if finite.size:
+            self._add(finite)
+
+    def _add(self, values: np.ndarray) -> None:
+        """Takes more finite values into account."""
+        sizes = np.abs(values) if self.is_complex else values.astype(np.float64, copy=False)
+        with np.errstate(over="ignore"):
+            self._squares += float(np.sum(np.square(sizes)))
+        self._finite += values.size
+        if self.is_complex:
+            return
+        least, largest = values.min().item(), values.max().item()
+        self.least = least if self.least is None else min(self.least, least)
+        self.largest = largest if self.largest is None else max(self.largest, largest)
+        self._sum += float(np.sum(sizes))
+
+    @property
+    def mean(self) -> float | None:
+        """The mean of the finite values."""
+        return self._sum / self._finite if self._finite and not self.is_complex else None
+
+    @property
+    def norm(self) -> float:
+        """The square root of the sum of the squares of the finite values."""
+        return math.sqrt(self._squares)
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {
+            "min": self.least,
+            "max": self.largest,
+            "mean": self.mean,
+            "norm": self.norm,
+            "nan": self.nan,
+            "inf": self.inf,
+        }
+
+
+def stats_of(source: Source, leaves: Sequence[SavedLeaf]) -> dict[str, Stats]:
+    """What the values of `leaves` are like, by name; of those that are numbers.
+
+    Raises:
+      CorruptCheckpointError: when something is missing or damaged; the leaf is named.
+    """
+    found: dict[str, Stats] = {}
+    with source.unchanged():
+        for block in comparing.read_blocks(
+            source, comparing.wanted_blocks(filter(_is_number, leaves))
+        ):
+            values = block.values
+            found.setdefault(block.leaf.name, Stats()).add(_widened(values))
+    return found
+
+
+def _is_number(leaf: SavedLeaf) -> bool:
+    """Whether a leaf is numbers; the words of a random key are none."""
+    is_key = leaf.spec.kind == "prng_key"
+    return (
+        not is_key and leaf.array is not None and comparing.is_number(parse_dtype(leaf.array.dtype))
+    )
+
+
+def _widened(values: np.ndarray) -> np.ndarray:
+    """Integers of ml_dtypes as integers of numpy, which knows the smallest of them."""
+    if values.dtype.kind == "V" and "int" in values.dtype.name:
+        return values.astype(np.int64)
+    return values
+
+
+# All that a checkpoint holds, as `show` wants it.
+
+
+@dataclasses.dataclass(frozen=True)
+class Part:
+    """The state, or an item.
+
+    Attributes:
+      item: the name of the item; `None` for the state.
+      kind: of the item.
+      files: the size of its files beside its tree.
+      source: where its tree is.
+      root: its tree, if it has one.
+    """
+
+    item: str | None
+    kind: str
+    files: int
+    source: Source | None
+    root: Branch | None
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all of it."""
+        return self.files + (self.root.nbytes if self.root else 0)
+
+    @property
+    def leaves(self) -> list[SavedLeaf]:
+        """Its leaves."""
+        found = [] if self.root is None else list(leaves_of(self.root))
+        return found if self.root is not None and self.root.count else []
+
+    def documents(
+        self, whole: int, stats: Mapping[tuple[str, str], Stats]
+    ) -> Iterator[dict[str, Any]]:
+        """Its leaves for programs; all there is has `whole` bytes."""
+        for leaf in self.leaves:
+            found = stats.get((self.item or "", leaf.name))
+            yield _contents_document(leaf, self.item, whole) | (
+                {} if found is None else {"stats": found.document()}
+            )
+
+
+@dataclasses.dataclass(frozen=True)
+class Content:
+    """A checkpoint.
+
+    Attributes:
+      path: where it is.
+      format: what its format is called.
+      time: when it was committed, in seconds since 1970, if that is known.
+      metrics: the user's metrics.
+      metadata: the user's metadata.
+      parts: the state and the items.
+    """
+
+    path: Location
+    format: str
+    time: float | None
+    metrics: Mapping[str, float]
+    metadata: Mapping[str, Any]
+    parts: Sequence[Part]
+
+    @property
+    def count(self) -> int:
+        """How many leaves it has."""
+        return sum(part.root.count for part in self.parts if part.root is not None)
+
+    @property
+    def nbytes(self) -> int:
+        """The size of all of it."""
+        return sum(part.nbytes for part in self.parts)
+
+    def stats(self) -> dict[tuple[str, str], Stats]:
+        """What the values are like, by item (empty for the state) and name."""
+        return {
+            (part.item or "", name): found
+            for part in self.parts
+            if part.source is not None
+            for name, found in stats_of(part.source, part.leaves).items()
+        }
+
+
+def content_of(source: Source, glob: str | None, order: str | None) -> Content:
+    """What is in `source`; with a `glob`, of the state what fits and no item."""
+    is_wanted = None if glob is None else selector(glob)
+    parts = [Part(None, "", 0, source, branch_of(source, is_wanted))]
+    parts += map(_part, items_of(source)) if glob is None else []
+    for part in parts:
+        if order is not None and part.root is not None:
+            sort(part.root, order)
+    if not isinstance(source, Checkpoint):
+        return Content(source.path, format_of(source), None, {}, {}, parts)
+    described = source.described
+    seconds = described.committed_ns / 1e9
+    return Content(source.path, "flaxckpt", seconds, described.metrics, described.metadata, parts)
+
+
+def _part(item: Item) -> Part:
+    """An item."""
+    root = None if item.tree is None else branch_of(item.tree)
+    return Part(item.name, item.kind, item.nbytes, item.tree, root)
+
+
+def _contents_document(leaf: SavedLeaf, item: str | None, whole: int) -> dict[str, Any]:
+    """A leaf for programs."""
+    spec, array = leaf.spec, leaf.array
+    nbytes = 0 if array is None else nbytes_of(array)
+    return {
+        "name": leaf.name,
+        "item": item,
+        "type": str(spec),
+        "kind": spec.kind,
+        "dtype": spec.dtype or (array.dtype if array is not None else None),
+        "shape": list(spec.shape),
+        "impl": spec.impl or None,
+        "nbytes": nbytes,
+        "share": nbytes / whole if whole else 0.0,
+        "chunks": None if array is None else list(array.chunks),
+        "sharding": None if array is None else array.sharding,
+        "value": leaf.value if array is None else None,
+    }
+
+
+# `flaxckpt show PATH`: the tree of a checkpoint, of any format.
+
 
 _COLUMNS = (
     Column("NAME"),
@@ -26,7 +257,7 @@ _COLUMNS = (
 _STATS = ("min", "max", "mean", "norm", "nan", "inf")
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument("path", metavar="PATH", help="a checkpoint of any format, or its URL")
     parser.add_argument("--depth", metavar="N", type=positive, help="only so many levels")
@@ -37,10 +268,9 @@ def _add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--stats", action="store_true", help="reads the values and describes them")
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Shows the tree."""
-    from flaxckpt.cli.work.contents import content_of
-    from flaxckpt.opening import open_source
+    from flaxckpt.restoring.restore import open_source
 
     source = open_source(args.path, options_of(args))
     content = content_of(source, args.filter, args.sort)
@@ -149,6 +379,3 @@ def _document(content: Content, stats: Statistics) -> dict[str, Any]:
             leaf for part in content.parts for leaf in part.documents(content.nbytes, stats)
         ],
     }
-
-
-COMMAND = Command("show", "shows the tree of a checkpoint of any format", _add_arguments, _run)

@@ -1,30 +1,115 @@
-"""`flaxckpt verify PATH...`: reads every byte and checks every checksum."""
+"""flaxckpt verify."""
 
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import sys
-from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
 
-from flaxckpt.cli import text
-from flaxckpt.cli.command import BAD, FINE, Command, options_of
-from flaxckpt.cli.output import Output
+from flaxckpt import comparing, text
+from flaxckpt.cli.command import BAD, FINE, Clock, Output, options_of
+from flaxckpt.comparing import format_of
+from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
+from flaxckpt.inspecting import verify
+from flaxckpt.leaves.spec import total_nbytes
+from flaxckpt.options import Options
+from flaxckpt.restoring.restore import open_source
+from flaxckpt.source.leaf import read_each
+from flaxckpt.store.store import Location
 
-if TYPE_CHECKING:
-    from flaxckpt.cli.work.checking import Verdict
-    from flaxckpt.options import Options
-    from flaxckpt.storage.location import Location
+# Verifying one checkpoint, of any format.
 
 
-def _add_arguments(parser: argparse.ArgumentParser) -> None:
+Advance = Callable[[int], None]
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """What was found of one checkpoint.
+
+    Attributes:
+      path: where it is.
+      format: what its format is called.
+      leaves: how many leaves it has.
+      nbytes: the size of its arrays.
+      seconds: how long it took.
+      problems: what is wrong, a line each.
+    """
+
+    path: str
+    format: str
+    leaves: int
+    nbytes: int
+    seconds: float
+    problems: tuple[str, ...]
+
+    def document(self) -> dict[str, Any]:
+        """All of it, for programs."""
+        return {"ok": not self.problems, **dataclasses.asdict(self)}
+
+
+def check(path: Location, options: Options, advance: Advance) -> Verdict:
+    """Verifies a checkpoint of flaxckpt; damaged metadata are an answer, too.
+
+    Raises:
+      CheckpointNotFoundError: when there is none, or it was deleted meanwhile.
+    """
+    clock = Clock()
+    try:
+        report = verify(path, options=options, progress=advance)
+    except (CorruptCheckpointError, UnsupportedFormatError) as error:
+        return Verdict(str(path), "flaxckpt", 0, 0, clock.seconds, (str(error),))
+    found = (report.leaves, report.nbytes, clock.seconds, report.problems)
+    return Verdict(report.path, "flaxckpt", *found)
+
+
+def check_foreign(path: Location, options: Options, advance: Advance) -> Verdict:
+    """Reads all of a checkpoint of another format, which has no checksums of ours.
+
+    Raises:
+      CheckpointNotFoundError: when there is none.
+    """
+    clock = Clock()
+    try:
+        source = open_source(path, options)
+    except CheckpointNotFoundError:
+        raise
+    except CorruptCheckpointError as error:
+        return Verdict(str(path), "?", 0, 0, clock.seconds, (str(error),))
+    held: list[CorruptCheckpointError] = []
+    nbytes = 0
+    reads = comparing.reads(comparing.wanted_blocks(source.leaves))
+    with source.unchanged():
+        for values in read_each(source, reads, comparing.AHEAD_BYTES, held):
+            nbytes += values.nbytes
+            advance(values.nbytes)
+    problems = tuple(dict.fromkeys(map(str, held)))
+    found = (len(source.leaves), nbytes, clock.seconds, problems)
+    return Verdict(str(source.path), format_of(source), *found)
+
+
+def size_of(path: Location, options: Options) -> int | None:
+    """The size of the arrays of a checkpoint, for a bar; `None` when that cannot be read."""
+    try:
+        leaves = open_source(path, options).leaves
+    except (CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError):
+        return None
+    return total_nbytes(leaves)
+
+
+# `flaxckpt verify PATH...`: reads every byte and checks every checksum.
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Its arguments."""
     parser.add_argument(
         "paths", metavar="PATH", nargs="+", help="checkpoints of any format, or runs of flaxckpt"
     )
 
 
-def _run(args: argparse.Namespace, out: Output) -> int:
+def run(args: argparse.Namespace, out: Output) -> int:
     """Verifies checkpoints, and all steps of runs."""
     options = options_of(args)
     verdicts = []
@@ -39,9 +124,8 @@ def _run(args: argparse.Namespace, out: Output) -> int:
 
 def _verdicts(path: str, options: Options, out: Output) -> Iterator[Verdict]:
     """What is found at a path: of one checkpoint, or of each step of a run."""
-    from flaxckpt.cli.work.checking import check_foreign
-    from flaxckpt.cli.work.places import checkpoints_at
-    from flaxckpt.storage.location import locate
+    from flaxckpt.run.listing import checkpoints_at
+    from flaxckpt.store.store import locate
 
     directory = locate(path, options)
     found = checkpoints_at(directory, options)
@@ -55,7 +139,6 @@ def _verdicts(path: str, options: Options, out: Output) -> Iterator[Verdict]:
 
 def _own(place: Location, options: Options, out: Output, *, is_step: bool) -> Sequence[Verdict]:
     """What is found of one checkpoint of flaxckpt; nothing of a step that is gone meanwhile."""
-    from flaxckpt.cli.work.checking import check
     from flaxckpt.errors import CheckpointNotFoundError
 
     try:
@@ -70,8 +153,6 @@ def _own(place: Location, options: Options, out: Output, *, is_step: bool) -> Se
 
 def _size(place: Location, options: Options) -> int | None:
     """How much there is to read, for the bar; nobody asks without one."""
-    from flaxckpt.cli.work.checking import size_of
-
     return size_of(place, options) if sys.stderr.isatty() else None
 
 
@@ -84,8 +165,3 @@ def _lines(verdict: Verdict) -> list[str]:
     is_ours = verdict.format == "flaxckpt"
     note = "" if is_ours else f"; {verdict.format} has no checksums: all of it can be read"
     return [f"ok    {verdict.path}: {what}{note}"]
-
-
-COMMAND = Command(
-    "verify", "reads every byte of checkpoints and checks every checksum", _add_arguments, _run
-)

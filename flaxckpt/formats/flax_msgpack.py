@@ -1,17 +1,202 @@
-"""Files of `flax.serialization.to_bytes`, and of `flax.training.checkpoints` before Orbax."""
+"""flax's msgpack files."""
 
 from __future__ import annotations
 
 import functools
-from collections.abc import Sequence
+import math
+import re
+import sys
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 import msgpack
+import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import files, msgpack_tree
+from flaxckpt.formats import reading
 from flaxckpt.formats.zarr import ZarrArray, open_all
-from flaxckpt.storage.location import Location
+from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.leaves.spec import LazyArray, LazyLeaf, LeafSpec
+from flaxckpt.metadata.tree_metadata import MAX_DEPTH
+from flaxckpt.store.store import Location
+
+# Trees as flax and Orbax write them with msgpack: flax state dicts and Orbax's aggregate files.
+
+
+# What msgpack's extension types hold.
+_NDARRAY, _COMPLEX, _NUMPY_SCALAR, _TUPLE = 1, 2, 3, 4
+# What a msgpack leaf can be.
+_LEAVES = (str, bytes, bool, int, float, complex, np.ndarray, np.generic, type(None))
+# Each tuple in a tuple is a call of msgpack within a call, which takes 50 kB of the C stack.
+_MAX_TUPLES = 32
+# How `numpy.dtype.name` calls dtypes that numpy does not know by that name, or flaxckpt by another.
+_TEXT = re.compile(r"(str|bytes)([1-9]\d{0,9})")
+_TIME = re.compile(r"(datetime|timedelta)64(.*)")
+_CHUNKED = "__msgpack_chunked_array__"
+
+
+def decode(data: bytes, path: str) -> Any:
+    """The tree in `data`: dicts, lists and tuples over arrays, numbers, strings, bytes and `None`.
+
+    Arrays that flax wrote in pieces are whole again. Arrays may be read-only.
+
+    Args:
+      data: all bytes of a file.
+      path: where they are from, for errors.
+
+    Raises:
+      CorruptCheckpointError: when they are not what flax or Orbax writes.
+    """
+    try:
+        tree = _unpack(data, _MAX_TUPLES)
+        _check(tree)
+    except (ValueError, TypeError, OverflowError, LookupError) as error:
+        raise CorruptCheckpointError(
+            f"the msgpack file {path} is damaged: {str(error).rstrip('.') or type(error).__name__}"
+            ". Restore another step."
+        ) from error
+    return tree
+
+
+def with_arrays(
+    tree: Any,
+    is_reference: Callable[[Any], bool],
+    open_all: Callable[[list[Any]], Sequence[LazyArray]],
+) -> Any:
+    """`tree` with the arrays in place of what refers to them.
+
+    Args:
+      tree: from `decode`.
+      is_reference: whether a value of it stands for an array that lies elsewhere.
+      open_all: opens the arrays that such values stand for.
+    """
+    leaves, structure = jax.tree.flatten(tree, is_leaf=is_reference)
+    places = [i for i, leaf in enumerate(leaves) if is_reference(leaf)]
+    arrays = open_all([leaves[i] for i in places])
+    for i, array in zip(places, arrays, strict=True):
+        leaves[i] = LazyLeaf(LeafSpec("numpy", array.dtype, array.shape), array)
+    return jax.tree.unflatten(structure, leaves)
+
+
+def _unpack(data: bytes, tuples: int) -> Any:
+    """The value in `data`, in which tuples lie in at most as many `tuples`."""
+    hook = functools.partial(_extension, tuples=tuples)
+    return msgpack.unpackb(
+        data, raw=False, strict_map_key=False, ext_hook=hook, object_pairs_hook=_mapping
+    )
+
+
+def _extension(code: int, data: bytes, tuples: int) -> Any:
+    """The value of an extension type."""
+    if code == _NDARRAY:
+        return _array(data)
+    if code == _COMPLEX:
+        return complex(*msgpack.unpackb(data))
+    if code == _NUMPY_SCALAR:
+        return _scalar(_array(data))
+    if code != _TUPLE:
+        raise ValueError(f"it holds the extension type {code}, which neither flax nor Orbax writes")
+    if not tuples:
+        raise ValueError(f"it has more than {_MAX_TUPLES} tuples in one another")
+    return tuple(_unpack(data, tuples - 1))
+
+
+def _array(data: bytes) -> np.ndarray:
+    """The array whose shape, dtype and bytes are in `data`."""
+    shape, name, buffer = msgpack.unpackb(data, raw=True)
+    dtype = _parse_name(name.decode() if isinstance(name, bytes) else repr(name))
+    _check_shape(shape)
+    if not isinstance(buffer, bytes) or math.prod(shape) * dtype.itemsize != len(buffer):
+        raise ValueError(f"an array of {dtype.name}{shape} does not fit its bytes")
+    if dtype.kind == "U" and np.frombuffer(buffer, "<u4").max(initial=0) > sys.maxunicode:
+        raise ValueError("a string has what is no character")
+    return np.ndarray(tuple(shape), dtype, buffer)
+
+
+def _scalar(array: np.ndarray) -> Any:
+    """The element of an array of no axes."""
+    if array.shape:
+        raise ValueError(f"a scalar has the shape {array.shape}")
+    return array[()]
+
+
+def _parse_name(name: str) -> np.dtype:
+    """The dtype whose `numpy.dtype.name` is `name`."""
+    if match := _TEXT.fullmatch(name):
+        code, bits = ("<U", 32) if match[1] == "str" else ("|S", 8)
+        return parse_dtype(f"{code}{int(match[2]) // bits}")
+    if match := _TIME.fullmatch(name):
+        return parse_dtype(f"<{'M' if match[1] == 'datetime' else 'm'}8{match[2]}")
+    return parse_dtype(name)
+
+
+def _check_shape(shape: Any) -> None:
+    """Raises a `ValueError` when `shape` is not the shape of an array."""
+    if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
+        raise ValueError(f"{shape!r} is no shape")
+
+
+def _mapping(pairs: list[tuple[Any, Any]]) -> Any:
+    """What a msgpack map stands for: a dict, a chunked array or a NamedTuple of old."""
+    mapping = dict(pairs)
+    if len(mapping) != len(pairs):
+        raise ValueError("a dict has the same key twice")
+    if {type(key) for key in mapping} not in (set(), {str}, {int}):
+        raise ValueError("a dict has keys that are neither all strings nor all numbers")
+    if _CHUNKED in mapping:
+        return _joined(mapping)
+    if mapping.keys() == {"name", "fields", "values"} and isinstance(mapping["fields"], dict):
+        return _named_tuple(mapping)
+    return mapping
+
+
+def _joined(mapping: dict[Any, Any]) -> np.ndarray:
+    """An array that was too large for one msgpack value."""
+    shape, chunks = _in_order(mapping["shape"]), _in_order(mapping["chunks"])
+    _check_shape(shape)
+    if not chunks or not all(isinstance(chunk, np.ndarray) for chunk in chunks):
+        raise ValueError("a piece of a chunked array is no array")
+    if len({chunk.dtype for chunk in chunks}) > 1:
+        raise ValueError("the pieces of a chunked array differ in their dtypes")
+    return np.concatenate([chunk.reshape(-1) for chunk in chunks]).reshape(shape)
+
+
+def _named_tuple(mapping: dict[Any, Any]) -> dict[Any, Any]:
+    """The fields of a NamedTuple in the form that flax wrote before 2022, as it writes them now."""
+    fields, values = mapping["fields"], mapping["values"]
+    if not isinstance(values, dict) or fields.keys() != values.keys():
+        return mapping  # a dict of somebody's that happens to have these keys
+    return dict(zip(_in_order(fields), _in_order(values), strict=True))
+
+
+def _in_order(mapping: Any) -> list[Any]:
+    """The values of a dict whose keys count from '0'."""
+    return [mapping[str(i)] for i in range(len(mapping))]
+
+
+def _check(tree: Any) -> None:
+    """Raises a `ValueError` when `tree` is too deep, or a leaf is no value of flax's."""
+    level = [tree]
+    for _ in range(MAX_DEPTH):
+        level = [child for node in level for child in _children(node)]
+    if level:
+        raise ValueError(f"it is more than {MAX_DEPTH} levels deep")
+
+
+def _children(node: Any) -> list[Any]:
+    """The values in a container; none in a leaf."""
+    if isinstance(node, dict):
+        return list(node.values())
+    if isinstance(node, list | tuple):
+        return list(node)
+    if not isinstance(node, _LEAVES):
+        raise ValueError(f"it holds a {type(node).__name__}, which neither flax nor Orbax writes")
+    return []
+
+
+# Files of `flax.serialization.to_bytes`, and of `flax.training.checkpoints` before Orbax.
+
 
 NAME = "flax msgpack"
 LOOKS_FOR = "a file of flax.serialization.to_bytes or flax.training.checkpoints (checkpoint_100)"
@@ -38,7 +223,7 @@ def first_key(path: Location) -> tuple[int, str, bytes] | None:
     `None` when there is no such file. An empty dict has the first key ''.
     """
     try:
-        start = files.read_start(path, _START) if files.is_file(path) else b""
+        start = reading.read_start(path, _START) if reading.is_file(path) else b""
     except FileNotFoundError:  # a directory, in a bucket
         return None
     if start == msgpack.packb({}):
@@ -64,9 +249,9 @@ def read(path: Location) -> Any:
     Raises:
       CorruptCheckpointError: when it is damaged, or belongs to a checkpoint of Orbax.
     """
-    tree = msgpack_tree.decode(files.read(path), str(path))
+    tree = decode(reading.read(path), str(path))
     opener = functools.partial(_open_all, path)
-    return msgpack_tree.with_arrays(tree, _is_reference, opener)
+    return with_arrays(tree, _is_reference, opener)
 
 
 def _is_reference(value: Any) -> bool:
@@ -83,7 +268,7 @@ def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
             f"{path} is only a part of a checkpoint of Orbax. Restore {path.parent}."
         )
     directory = path.parent / f"{path.name}{_ARRAYS}"
-    if str(path).startswith("gs://") and not files.is_file(directory / _COMMITTED):
+    if str(path).startswith("gs://") and not reading.is_file(directory / _COMMITTED):
         raise CorruptCheckpointError(
             f"the arrays at {directory} were not written to the end. Restore another step."
         )

@@ -8,10 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import files
-from flaxckpt.formats.json_files import Wrong, damaged, member, read_json
-from flaxckpt.formats.zarr_directories import array_names, nested, read_arrays
-from flaxckpt.storage.location import Location
+from flaxckpt.formats import reading
+from flaxckpt.formats.reading import Wrong, damaged, member, read_json
+from flaxckpt.formats.zarr import array_names, nested, read_arrays
+from flaxckpt.store.store import Location
 
 NAME = "levanter"
 LOOKS_FOR = "a directory with a metadata.json that has a step and a timestamp, as step-1000/"
@@ -24,7 +24,7 @@ _FIRST_BYTES = 4096
 def detect(path: Location) -> bool:
     """Whether there is a finished checkpoint of levanter at `path`."""
     try:
-        start = files.read_start(path / _METADATA, _FIRST_BYTES)
+        start = reading.read_start(path / _METADATA, _FIRST_BYTES)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     return b'"step"' in start and b'"timestamp"' in start

@@ -13,11 +13,11 @@ import msgpack
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.formats import files, flax_msgpack, msgpack_tree
+from flaxckpt.formats import flax_msgpack, reading
 from flaxckpt.formats.zarr import ZarrArray, ZarrName, open_all
-from flaxckpt.leaves.lazy import LazyArray
+from flaxckpt.leaves.spec import LazyArray
 from flaxckpt.sharding.chunks import Region, Shape
-from flaxckpt.storage.location import Location
+from flaxckpt.store.store import Location
 
 NAME = "T5X"
 LOOKS_FOR = "a directory checkpoint_{step} with a msgpack file 'checkpoint' of T5X"
@@ -49,7 +49,7 @@ def read(path: Location) -> Any:
       UnsupportedFormatError: when its version is another one.
     """
     directory = _directory(path)
-    found = msgpack_tree.decode(files.read(directory / _FILE), str(directory / _FILE))
+    found = flax_msgpack.decode(reading.read(directory / _FILE), str(directory / _FILE))
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise CorruptCheckpointError(
             f"{directory / _FILE} is not what T5X writes. Restore another step."
@@ -61,12 +61,12 @@ def read(path: Location) -> Any:
             f"{' and '.join(map(str, _VERSIONS))}. Save it again with T5X of today."
         )
     opener = functools.partial(_open_all, directory, version)
-    return _train_state(msgpack_tree.with_arrays(found["optimizer"], _is_spec, opener), directory)
+    return _train_state(flax_msgpack.with_arrays(found["optimizer"], _is_spec, opener), directory)
 
 
 def _directory(path: Location) -> Location:
     """The directory of the step; T5X too takes the path of the file in it."""
-    return path.parent if path.name == _FILE and files.is_file(path) else path
+    return path.parent if path.name == _FILE and reading.is_file(path) else path
 
 
 def _train_state(optimizer: Any, directory: Location) -> dict[str, Any]:

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items.encoded import NUMPY_KEY, Encoded, ItemTree, Place, about
-from flaxckpt.items.saved import SavedItem
+from flaxckpt.items.item import NUMPY_KEY, Encoded, ItemTree, Place, SavedItem, about
 from flaxckpt.leaves import generator
-from flaxckpt.leaves.record import LeafSpec
-from flaxckpt.storage import layout
+from flaxckpt.leaves.spec import LeafSpec
+from flaxckpt.store import layout
 
 _OWN = ".json"
 

@@ -7,9 +7,8 @@ from collections.abc import Callable
 from typing import Any
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items.encoded import Encoded, Place, about
-from flaxckpt.items.saved import SavedItem
-from flaxckpt.storage import layout
+from flaxckpt.items.item import Encoded, Place, SavedItem, about
+from flaxckpt.store import layout
 
 
 class Protos:

@@ -15,9 +15,8 @@ from typing import Any
 from etils import epath
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items import exact_json
-from flaxckpt.items.encoded import Encoded, Place, about
-from flaxckpt.items.saved import SavedItem
+from flaxckpt.items import json_item
+from flaxckpt.items.item import Encoded, Place, SavedItem, about
 
 # How an object is asked for its state, and how it is given one.
 _BY_VALUE = {"get_state": "set_state", "state_dict": "load_state_dict"}
@@ -86,7 +85,7 @@ def _encoded(state: Any, protocol: str) -> tuple[str, bytes]:
     if type(state) is str:
         return "str", state.encode("utf-8", "surrogatepass")
     try:
-        return "json", exact_json.dumps(state)
+        return "json", json_item.dumps(state)
     except ValueError as error:
         raise ItemError(
             f"its {protocol}() gave what JSON cannot hold exactly: {error}. Let it give bytes, a "

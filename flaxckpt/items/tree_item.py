@@ -7,9 +7,8 @@ from typing import Any
 
 import jax
 
-from flaxckpt.items.encoded import JAX_KEY, STANDARD, Encoded, ItemTree, Place
-from flaxckpt.items.saved import SavedItem
-from flaxckpt.storage import layout
+from flaxckpt.items.item import JAX_KEY, STANDARD, Encoded, ItemTree, Place, SavedItem
+from flaxckpt.store import layout
 
 # What Orbax calls the one array of its own.
 _NAME = "checkpoint"

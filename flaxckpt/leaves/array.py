@@ -9,7 +9,7 @@ import numpy as np
 
 from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 
 
 def is_key_dtype(dtype: Any) -> bool:

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 
 # The bit generators that a reader may create.
 BIT_GENERATORS = {

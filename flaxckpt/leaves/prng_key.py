@@ -7,7 +7,7 @@ from typing import Any
 import jax
 
 from flaxckpt.leaves.array import check_concrete, is_key_dtype
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 
 
 class PrngKeys:

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 
 _PYTHON: dict[str, Any] = {t.__name__: t for t in (bool, int, float, complex)}
 

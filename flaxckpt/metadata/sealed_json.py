@@ -1,22 +1,26 @@
-"""JSON objects that carry their own checksum, where every other reader of them still parses.
-
-The innermost object at the end of the text gets one more, last member:
-
-    {..., "flaxckpt": {..., "crc32c": "89abcdef"}}
-
-The CRC-32C is over all bytes before `,"crc32c"`. What follows the checksum is only the closing
-braces, so no byte goes unchecked.
-"""
+"""JSON files with a checksum."""
 
 from __future__ import annotations
 
 import re
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
 import orjson
 
-from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.errors import CorruptCheckpointError, StoreError, UnsupportedFormatError
+from flaxckpt.store.layout import FORMAT_VERSION
+from flaxckpt.store.store import Location, read_file
+
+# JSON objects that carry their own checksum, where every other reader of them still parses.
+#
+# The innermost object at the end of the text gets one more, last member:
+#
+#     {..., "flaxckpt": {..., "crc32c": "89abcdef"}}
+#
+# The CRC-32C is over all bytes before `,"crc32c"`. What follows the checksum is only the closing
+# braces, so no byte goes unchecked.
+
 
 _SEAL = re.compile(rb',"crc32c":"([0-9a-f]{8})"(\}+)\Z')
 
@@ -63,3 +67,53 @@ def unseal(text: bytes, path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise CorruptCheckpointError(f"{path} holds no JSON object. Restore another step.")
     return data
+
+
+# What all files of metadata have in common: how large they may be, and the version they name.
+#
+# Whoever only lists a run reads no more than this and `_CHECKPOINT_METADATA`, so nothing here needs
+# numpy or TensorStore.
+
+
+MAX_JSON_BYTES = 1 << 30
+
+
+class SavedFile(NamedTuple):
+    """A file beside the metadata: its size in bytes, and its CRC-32C where it is not the data's."""
+
+    size: int
+    crc32c: int | None
+
+
+def read_json_file(path: Location) -> bytes:
+    """The bytes of a JSON file, which must be a file and no link to one.
+
+    Raises:
+      FileNotFoundError: when there is none.
+      CorruptCheckpointError: when it is something else, or larger than any that flaxckpt writes.
+    """
+    try:
+        return read_file(path, MAX_JSON_BYTES)
+    except (FileNotFoundError, StoreError):
+        raise
+    except OSError as error:
+        raise CorruptCheckpointError(
+            f"{path} cannot be read: {error}. Restore another step."
+        ) from None
+
+
+def check_format(data: Any, path: str) -> None:
+    """Refuses the JSON of a format that this version does not know.
+
+    Raises:
+      UnsupportedFormatError: when it is newer.
+      CorruptCheckpointError: when it has no version; `path` is named.
+    """
+    version = data.get("format") if isinstance(data, dict) else None
+    if type(version) is not int or version < 1:
+        raise CorruptCheckpointError(f"{path} names no format version. Restore another step.")
+    if version > FORMAT_VERSION:
+        raise UnsupportedFormatError(
+            f"{path} is of format {version}; this flaxckpt reads formats up to {FORMAT_VERSION}. "
+            "Update flaxckpt."
+        )

@@ -1,27 +1,107 @@
-"""The values of leaves: read, checked, and put where the target wants them."""
+"""Reading the leaves of a plan."""
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError, Mismatch
-from flaxckpt.leaves import convert, handler
+from flaxckpt.leaves import conversion, kinds
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.lazy import LazyArray, nbytes_of, total_nbytes
-from flaxckpt.leaves.record import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS, StoredArray
-from flaxckpt.options import Options
+from flaxckpt.leaves.spec import (
+    ARRAY_KINDS,
+    DEVICE_KINDS,
+    SCALAR_KINDS,
+    LazyArray,
+    StoredArray,
+    nbytes_of,
+    total_nbytes,
+)
+from flaxckpt.options import PART, Options
 from flaxckpt.progress import Progress
-from flaxckpt.restoring import placement, replicas
-from flaxckpt.restoring.assembly import assemble, is_too_large
-from flaxckpt.restoring.chunk_reads import ArrayRead, Parts
-from flaxckpt.restoring.lazy_reads import read_source
-from flaxckpt.restoring.plan import LeafPlan, raise_any
-from flaxckpt.restoring.source import Source
-from flaxckpt.sharding.chunks import Region, whole
+from flaxckpt.restoring import placement
+from flaxckpt.restoring.placement import Sharding, region_by_device
+from flaxckpt.restoring.restore_plan import LeafPlan, raise_any
+from flaxckpt.sharding.chunks import Region, chunks_of, whole
+from flaxckpt.source.checkpoint import Source
+from flaxckpt.source.chunk_reads import ArrayRead, Parts
+from flaxckpt.source.leaf import read_source
+
+# Arrays of other devices that are too large to be on the host as a whole, chunk by chunk.
+
+
+def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
+    """Whether the array of `leaf` comes to its devices chunk by chunk.
+
+    PRNG keys never do, nor what changes its dtype; on the CPU an array is where it was read to.
+    """
+    array, wanted = leaf.record.array, leaf.wanted
+    if limit is None or array is None or nbytes_of(array) <= limit // PART:
+        return False
+    if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
+        return False
+    return wanted.kind == "jax" and wanted.dtype == array.dtype and is_remote(leaf.where)
+
+
+def is_remote(where: Sharding | None) -> bool:
+    """Whether arrays on `where` are in the memory of a device that is not the host."""
+    devices: Any = jax.devices()[:1] if where is None else where.device_set
+    return any(
+        device.platform != "cpu"
+        and (where is None or where.memory_kind in (None, device.default_memory().kind))
+        for device in devices
+    )
+
+
+def assemble(source: Source, leaf: LeafPlan, limit: int) -> jax.Array:
+    """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
+    array, where = leaf.record.array, leaf.where
+    assert array is not None, "it is too large"
+    with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
+        return _assembled(source, leaf.record.name, array, where, limit)
+
+
+def _assembled(
+    source: Source, name: str, array: StoredArray | LazyArray, where: Sharding | None, limit: int
+) -> jax.Array:
+    """`array`, of the leaf `name`, on `where`."""
+    regions = region_by_device(where, array.shape)
+    memory = {
+        device: jnp.zeros(region.shape, parse_dtype(array.dtype), device=device)
+        for device, region in regions.items()
+    }
+    pieces = [
+        (region, part)
+        for region in dict.fromkeys(regions.values())
+        for _, part in chunks_of(region, array.chunks)
+    ]
+    reads = [ArrayRead(name, array, [part]) for _, part in pieces]
+    remaining: Iterator[tuple[Region, Region]] = iter(pieces)
+    for group in read_source(source, reads, limit):
+        for parts, (region, part) in zip(group, remaining, strict=False):
+            start = [s - o for s, o in zip(part.start, region.start, strict=True)]
+            for device in (device for device, held in regions.items() if held == region):
+                memory[device] = _write(memory[device], jax.device_put(parts[part], device), start)
+        jax.block_until_ready(list(memory.values()))
+    if where is None or len(where.device_set) == 1:
+        return next(iter(memory.values()))
+    shards = list(memory.values())
+    return jax.make_array_from_single_device_arrays(array.shape, where, shards)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(memory: jax.Array, part: jax.Array, start: list[int]) -> jax.Array:
+    """`memory` with `part` at `start`; compiled once for each shape."""
+    return jax.lax.dynamic_update_slice(memory, part, start)
+
+
+# The values of leaves: read, checked, and put where the target wants them.
+
 
 Batch = list[tuple[int, Parts | None]]
 
@@ -55,7 +135,7 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
             values.update(zip((i for i, _ in fitting), placed, strict=True))
     for i in large:
         array = assemble(source, leaves[i], options.buffer_bytes)
-        values[i] = handler.decode(leaves[i].wanted, array, leaves[i].record.name)
+        values[i] = kinds.decode(leaves[i].wanted, array, leaves[i].record.name)
     if held:
         raise held[0]
     ordered = [mismatches[i] for i in sorted(mismatches)]
@@ -73,7 +153,7 @@ def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
     array, wanted = leaf.record.array, leaf.wanted
     if array is None or wanted.kind != "jax" or wanted.weak_type:
         return leaf
-    replica = replicas.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
+    replica = placement.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
     return leaf._replace(replica=replica)
 
 
@@ -123,12 +203,12 @@ def _checked(leaf: LeafPlan, parts: Parts | None) -> Parts | None:
     if saved.kind not in SCALAR_KINDS or wanted.kind in SCALAR_KINDS:
         return parts
     if parts is None:
-        value = handler.decode(saved, leaf.record.value, leaf.record.name)
+        value = kinds.decode(saved, leaf.record.value, leaf.record.name)
         if saved.kind == "int":
             raise OverflowError(f"{value} has more than 64 bits")
         parts = {whole(()): np.asarray(value)}
     if not leaf.lossy:
-        convert.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
+        conversion.check_range(next(iter(parts.values())), parse_dtype(wanted.dtype))
     return parts
 
 
@@ -162,7 +242,7 @@ def _arrays(batch: Sequence[tuple[LeafPlan, Any]]) -> list[jax.Array]:
     return [
         next(arrays)
         if leaf.replica is None
-        else replicas.spread(leaf.replica, parts, _shape(leaf), parse_dtype(leaf.wanted.dtype))
+        else placement.spread(leaf.replica, parts, _shape(leaf), parse_dtype(leaf.wanted.dtype))
         for leaf, parts in batch
     ]
 
@@ -175,7 +255,7 @@ def _shape(leaf: LeafPlan) -> tuple[int, ...]:
 def _leaf(leaf: LeafPlan, parts: Parts | None, on_devices: Iterator[Any]) -> Any:
     """One leaf; its array, when it is one of a device, is the next of `on_devices`."""
     if parts is None:
-        return handler.decode(leaf.record.spec, leaf.record.value, leaf.record.name)
+        return kinds.decode(leaf.record.spec, leaf.record.value, leaf.record.name)
     if leaf.wanted.kind in DEVICE_KINDS:
-        return handler.decode(leaf.wanted, next(on_devices), leaf.record.name)
-    return handler.decode(leaf.wanted, placement.to_host(parts, leaf.wanted), leaf.record.name)
+        return kinds.decode(leaf.wanted, next(on_devices), leaf.record.name)
+    return kinds.decode(leaf.wanted, placement.to_host(parts, leaf.wanted), leaf.record.name)

@@ -10,14 +10,14 @@ import crc32c
 import orjson
 
 from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
-from flaxckpt.items import handler
-from flaxckpt.items.encoded import JSON, ItemTree, Place, about
-from flaxckpt.items.handler import Chosen
-from flaxckpt.metadata.files import SavedFile
-from flaxckpt.metadata.items import ItemRecord
-from flaxckpt.saving.plan import SavePlan
+from flaxckpt.items import kind as items_kind
+from flaxckpt.items.item import JSON, ItemTree, Place, about
+from flaxckpt.items.kind import Chosen
+from flaxckpt.metadata.sealed_json import SavedFile
+from flaxckpt.metadata.step_metadata import ItemRecord
+from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import State, take_apart
-from flaxckpt.storage import layout
+from flaxckpt.store import layout
 
 
 class WrittenTree(Protocol):
@@ -110,7 +110,7 @@ def encode(items: Mapping[str, Any], place: Place) -> dict[str, Chosen]:
     Raises:
       ItemError: when no checkpoint can hold one.
     """
-    return {name: handler.encode(name, value, place) for name, value in items.items()}
+    return {name: items_kind.encode(name, value, place) for name, value in items.items()}
 
 
 def take_items_apart(

@@ -1,24 +1,78 @@
-"""The values of a state on their way to the disk: brought to the host, and cut into chunks."""
+"""The snapshot of a state, in pieces of bounded size."""
 
 from __future__ import annotations
 
 import collections
 import itertools
-from collections.abc import Iterable, Iterator, Sequence
+import re
+import threading
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
+import ml_dtypes
 import numpy as np
 
-from flaxckpt import collector
-from flaxckpt.leaves.dtypes import to_stored
-from flaxckpt.options import PART
-from flaxckpt.saving.array_plan import Array, ArrayPlan, ShardPlan
-from flaxckpt.saving.plan import SavePlan, make_plan
+from flaxckpt import garbage
+from flaxckpt.errors import UnsupportedLeafError
+from flaxckpt.leaves.array import check_concrete, is_key_dtype
+from flaxckpt.leaves.dtypes import parse_dtype, to_stored
+from flaxckpt.options import PART, SaveDtype
+from flaxckpt.saving.save_plan import Array, ArrayPlan, SavePlan, ShardPlan, make_plan
 from flaxckpt.sharding.chunks import Region
-from flaxckpt.storage import zarr3
+from flaxckpt.store import zarr3
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten
+
+# Saving floats with fewer bits than the state has.
+
+
+def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
+    """`tree` with its floating arrays as they are to be saved; nothing else changes.
+
+    Example:
+      >>> tree = {"w": np.ones(2, np.float32), "step": 3}
+      >>> as_saved(tree, {"w|b": "float16"})["w"].dtype, as_saved(tree, None) is tree
+      (dtype('float16'), True)
+    """
+    if wanted is None:
+        return tree
+    stateful = nnx_objects.split(tree)[0]
+    flat = flatten(stateful)
+    pairs = zip(flat.leaves, flat.names, strict=True)
+    cast = [_cast(leaf, name, wanted) for leaf, name in pairs]
+    return jax.tree.unflatten(jax.tree.structure(stateful), cast)
+
+
+def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
+    """The leaf `name` as it is saved: never with more bits than it has.
+
+    Raises:
+      UnsupportedLeafError: when it is abstract or deleted.
+    """
+    dtype = wanted if isinstance(wanted, str) else _first(wanted, name)
+    if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
+        return leaf
+    if not jax.dtypes.issubdtype(leaf.dtype, np.floating) or _bits(leaf.dtype) <= _bits(dtype):
+        return leaf
+    try:
+        concrete = check_concrete(leaf) if isinstance(leaf, jax.Array) else leaf
+    except UnsupportedLeafError as error:
+        raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
+    return concrete.astype(parse_dtype(dtype))
+
+
+def _bits(dtype: Any) -> int:
+    """The size of a floating-point number."""
+    return int(ml_dtypes.finfo(parse_dtype(dtype) if isinstance(dtype, str) else dtype).bits)
+
+
+def _first(wanted: Mapping[str, str], name: str) -> str | None:
+    """What the first pattern that matches says."""
+    return next((dtype for key, dtype in wanted.items() if re.fullmatch(key, name)), None)
+
+
+# The values of a state on their way to the disk: brought to the host, and cut into chunks.
 
 
 class State(NamedTuple):
@@ -48,7 +102,7 @@ class Piece(NamedTuple):
             yield key, zarr3.encode_chunk(inner, self.array.chunk, self.array.storage)
 
 
-@collector.paused()
+@garbage.paused()
 def take_apart(
     tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
 ) -> State:
@@ -73,7 +127,7 @@ def take_apart(
     return State(plan, data)
 
 
-@collector.paused()
+@garbage.paused()
 def hold(*states: State) -> Iterator[Piece]:
     """All of `states`; when this returns, they may be donated, deleted or changed.
 
@@ -198,3 +252,88 @@ def part_of_device(data: Array, index: tuple[slice, ...]) -> np.ndarray:
         return np.asarray(data[index])
     start, shape = [s.start for s in index], [s.stop - s.start for s in index]
     return np.asarray(jax.lax.dynamic_slice(data, start, shape))
+
+
+# The pieces of a state that does not fit in memory twice, handed from one thread to another.
+
+
+class Feed:
+    """Hands pieces from the train loop's thread to the writer's, so many bytes at a time.
+
+    The loop's thread calls `put_all` and then `end`; the writer's iterates, and calls `stop` when
+    it takes no more.
+    """
+
+    def __init__(self, limit: int):
+        """At most `limit` bytes, or one piece, wait."""
+        self._limit = limit
+        self._waiting: collections.deque[Piece] = collections.deque()
+        self._bytes = 0
+        self._ended = self._stopped = False
+        self._error: BaseException | None = None
+        self._changed = threading.Condition()
+
+    def put_all(self, pieces: Iterable[Piece]) -> bool:
+        """Hands over `pieces`; returns whether the writer took all but what waits."""
+        try:
+            return all(map(self._put, pieces))
+        except BaseException as error:
+            self.fail(error)
+            raise
+
+    def fail(self, error: BaseException) -> None:
+        """Says that there are no more pieces, because of `error`."""
+        with self._changed:
+            self._error = error
+            self._changed.notify_all()
+
+    def _put(self, piece: Piece) -> bool:
+        """Hands over one piece once there is room; returns whether the writer goes on."""
+        size = piece.values.nbytes
+
+        def is_room() -> bool:
+            return self._stopped or not self._waiting or self._bytes + size <= self._limit
+
+        with self._changed:
+            self._changed.wait_for(is_room)
+            if self._stopped:
+                return False
+            self._waiting.append(piece)
+            self._bytes += size
+            self._changed.notify_all()
+            return True
+
+    def end(self) -> None:
+        """Says that there are no more pieces."""
+        with self._changed:
+            self._ended = True
+            self._changed.notify_all()
+
+    def stop(self) -> None:
+        """Says that no more pieces are taken."""
+        with self._changed:
+            self._stopped = True
+            self._waiting.clear()
+            self._changed.notify_all()
+
+    def __iter__(self) -> Iterator[Piece]:
+        """The pieces, until the end.
+
+        Raises:
+          RuntimeError: when the loop's thread failed to hand over the rest.
+        """
+        while (piece := self._take()) is not None:
+            yield piece
+
+    def _take(self) -> Piece | None:
+        """The next piece; `None` after the last."""
+        with self._changed:
+            self._changed.wait_for(lambda: self._waiting or self._ended or self._error)
+            if self._error is not None:
+                raise RuntimeError("the state could not be read to its end") from self._error
+            if not self._waiting:
+                return None
+            piece = self._waiting.popleft()
+            self._bytes -= piece.values.nbytes
+            self._changed.notify_all()
+            return piece

@@ -1,31 +1,360 @@
-"""Writing the files of one checkpoint, by one process or by all of a job.
-
-Each process of several, and one that writes to a bucket, writes the chunks that are its own into
-databases of its own, one for each tree. Process 0 waits until all have, merges the databases,
-writes the metadata and commits. Merging copies where the values are, and no value.
-"""
+"""Writing a save, with all processes of a job."""
 
 from __future__ import annotations
 
 import dataclasses
+import itertools
 import shutil
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple, Self
 
-from flaxckpt.agreement import Meeting
-from flaxckpt.metadata import checkpoint as checkpoint_metadata
-from flaxckpt.metadata.files import SavedFile
+import crc32c
+import numpy as np
+import orjson
+import tensorstore as ts
+
+from flaxckpt.errors import ProcessFailedError
+from flaxckpt.metadata import sealed_json, step_metadata
+from flaxckpt.metadata.sealed_json import SavedFile
+from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave
+from flaxckpt.metadata.tree_metadata import with_files
+from flaxckpt.multihost import Meeting
+from flaxckpt.options import Options
 from flaxckpt.progress import Progress
-from flaxckpt.saving import parts
-from flaxckpt.saving.job import Job
-from flaxckpt.saving.parts import Share
+from flaxckpt.saving.contents import Item, Tree, WrittenTree
+from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import Piece, by_tree
-from flaxckpt.saving.tree_writing import TreeWriter, write_files
-from flaxckpt.storage import filesystem, layout, location
-from flaxckpt.storage.bucket import BucketPath
-from flaxckpt.storage.location import Location
+from flaxckpt.store import layout, ocdbt, zarr3
+from flaxckpt.store import local as store_local
+from flaxckpt.store import store as store_store
+from flaxckpt.store.bucket import BucketPath
+from flaxckpt.store.store import Location
+
+# What each process of a job contributes to a checkpoint, and that they agree on the rest.
+#
+# An array that is spread over the processes is written by those that hold it. Everything else, such
+# as numpy arrays, numbers and strings, is written by process 0 and must be the same on all of them:
+# a counter that differs would be lost without a word.
+
+
+class Part(NamedTuple):
+    """What one process has done of one tree.
+
+    Attributes:
+      tree: a checksum of the structure, the types, the shardings, and what is held as JSON.
+      local: what the arrays are like that are not spread over processes, by their names.
+      files: the files that it wrote within the item, with their sizes, where those are known.
+      is_written: whether it wrote any value.
+    """
+
+    tree: int
+    local: dict[str, str]
+    files: dict[str, int]
+    is_written: bool
+
+    def to_json(self) -> dict[str, Any]:
+        """As a note to process 0."""
+        return self._asdict()
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The part that `to_json` gave."""
+        return cls(**data)
+
+
+class Share(NamedTuple):
+    """What one process has done of a checkpoint.
+
+    Attributes:
+      trees: its parts of the trees, the state first.
+      files: the files that it wrote for itself, by their items and names, with size and checksum.
+      items: a checksum of what must be the same of each item.
+    """
+
+    trees: list[Part]
+    files: dict[str, dict[str, SavedFile]]
+    items: dict[str, int]
+
+    def to_json(self) -> dict[str, Any]:
+        """As a note to process 0."""
+        files = {
+            item: {name: list(file) for name, file in found.items()}
+            for item, found in self.files.items()
+        }
+        trees = [part.to_json() for part in self.trees]
+        return {"trees": trees, "files": files, "items": self.items}
+
+    @classmethod
+    def from_json(cls, data: dict[str, Any]) -> Self:
+        """The share that `to_json` gave."""
+        files = {
+            item: {name: SavedFile(*file) for name, file in found.items()}
+            for item, found in data["files"].items()
+        }
+        return cls(list(map(Part.from_json, data["trees"])), files, data["items"])
+
+
+def check_items(shares: Sequence[Share], title: str) -> None:
+    """Checks that all processes save the same items.
+
+    Raises:
+      ProcessFailedError: when they do not; a process and the items are named.
+    """
+    first = shares[0].items
+    for i, share in enumerate(shares):
+        names = sorted(first.keys() | share.items.keys())
+        different = [name for name in names if first.get(name) != share.items.get(name)]
+        if different:
+            raise ProcessFailedError(
+                f"{title}: process {i} saves other items than process 0: {', '.join(different)} "
+                "are not the same, or not there. Only process 0's would be kept. Make them the "
+                "same; only iterators and random generators may differ."
+            )
+
+
+def digest(plan: SavePlan) -> int:
+    """A checksum of all that a plan says of the tree."""
+    return crc32c.crc32c(orjson.dumps(plan.structure))
+
+
+def own(
+    pieces: Iterable[Piece], local: dict[str, str], *, is_leader: bool
+) -> Iterator[tuple[str, bytes]]:
+    """The keys and values that this process writes; puts into `local` what the rest is like."""
+    checksums: dict[str, int] = {}
+    for piece in pieces:
+        if piece.array.is_local:
+            name = piece.array.stored.store
+            checksums[name] = _checksum(piece.values, checksums.get(name, 0))
+            is_number = piece.array.stored.shape == piece.values.shape and piece.values.size == 1
+            checksum = f"crc32c {checksums[name]:08x}"
+            local[name] = repr(piece.values.item()) if is_number else checksum
+        if is_leader or not piece.array.is_local:
+            yield from piece.encode()
+
+
+def _checksum(values: np.ndarray, before: int) -> int:
+    """The checksum of the bytes of `values`, after others."""
+    if values.dtype.hasobject or not values.size:
+        return before
+    return crc32c.crc32c(zarr3.as_bytes(np.ascontiguousarray(values)), before)
+
+
+def check_equal(parts: Sequence[Part], title: str) -> None:
+    """Checks that all processes save the same tree.
+
+    Raises:
+      ProcessFailedError: when they do not; the processes and the leaves are named.
+    """
+    first = parts[0]
+    for i, part in enumerate(parts):
+        if part.tree != first.tree:
+            raise ProcessFailedError(
+                f"{title}: process {i} saves another tree than process 0: its structure, types, "
+                "shardings, or Python numbers or strings differ. Make them the same on all."
+            )
+        names = first.local.keys() | part.local.keys()
+        different = sorted(n for n in names if first.local.get(n) != part.local.get(n))
+        if different:
+            head = _HEAD.format(title, i, len(different))
+            rows = _rows(different, i, first, part)
+            raise ProcessFailedError("\n".join([head, *rows, _TAIL]))
+
+
+_HEAD = "{}: process {} has other values than process 0 in leaves of which each has its own ({}):"
+_TAIL = (
+    "Only process 0's would be kept. Make them the same, or one global array "
+    "(jax.make_array_from_process_local_data)."
+)
+
+
+def _rows(names: Sequence[str], i: int, first: Part, part: Part) -> Iterator[str]:
+    """The leaves that differ, on aligned lines."""
+    width = max(map(len, names))
+    for name in names:
+        ours, theirs = first.local.get(name, "-"), part.local.get(name, "-")
+        yield f"  {name:<{width}}  process 0: {ours}  process {i}: {theirs}"
+
+
+# Writing one tree of a checkpoint: its arrays, by one process or merged from all, and the rest.
+
+
+@dataclasses.dataclass(frozen=True)
+class TreeWriter:
+    """Writes one tree.
+
+    Attributes:
+      tree: which.
+      item: its directory.
+      attempt: the id of the save.
+      options: how to write.
+      is_marked: whether Orbax wants a marker in it.
+      context: what copies within the checkpoint share.
+    """
+
+    tree: WrittenTree
+    item: Location
+    attempt: str
+    options: Options
+    is_marked: bool
+    context: ts.Context
+
+    def write_alone(self, pieces: Iterable[Piece]) -> dict[str, SavedFile]:
+        """Writes all arrays; returns the files that they are in."""
+        store = ocdbt.create_store(self.item, self.context, fsync=self.options.fsync)
+        self._write_all(store, self._values(pieces))
+        return files_of(self.item)
+
+    def write_part(self, pieces: Iterable[Piece], process: int) -> Part:
+        """Writes what is `process`'s own of the arrays."""
+        fsync, name = self.options.fsync, self._child(process)
+        local: dict[str, str] = {}
+        values = own(pieces, local, is_leader=process == 0)
+        if (first := next(values, None)) is None:
+            return Part(digest(self.tree.plan), local, {}, is_written=False)
+        child = store_store.make_child(self.item, name)
+        numbered = not isinstance(child, Path)
+        store = ocdbt.create_store(child, self.context, fsync=fsync, numbered=numbered)
+        self._write_all(store, itertools.chain([first], values))
+        if fsync and isinstance(child, Path):
+            store_local.fsync_directories(child)
+        files = {f"{name}/{file}": found.size for file, found in files_of(child).items()}
+        return Part(digest(self.tree.plan), local, files, is_written=True)
+
+    def merge(self, found: Sequence[Part], title: str) -> dict[str, SavedFile]:
+        """Merges what all processes wrote; returns the files that it is in.
+
+        Raises:
+          ProcessFailedError: when they wrote different trees; `title` says what they did.
+        """
+        where = "" if self.tree.directory == layout.ITEM else f", {self.tree.directory}"
+        check_equal(found, title + where)
+        store = ocdbt.create_store(self.item, self.context, fsync=self.options.fsync)
+        children = [
+            ocdbt.open_store(self.item / self._child(i), self.context)
+            for i, part in enumerate(found)
+            if part.is_written
+        ]
+        ocdbt.merge(store, children, self._small(), store_store.timeout_of(self.item))
+        files = {n: f for n, f in files_of(self.item).items() if not n.startswith(layout.CHILD)}
+        return {
+            n: SavedFile(size, None) for part in found for n, size in part.files.items()
+        } | files
+
+    def write_metadata(self, files: dict[str, SavedFile], past: Sequence[PastSave]) -> None:
+        """Writes all but the arrays, which are in `files`; the saves before are `past`."""
+        plan, fsync = self.tree.plan, self.options.fsync
+        # Where it cannot rely on a rename, Orbax wants a marker in the item too.
+        marker = {layout.COMMIT_SUCCESS: layout.ITEM_MARKER} if self.is_marked else {}
+        written = write_files(self.item, marker | self.tree.orbax_files, fsync=fsync)
+        ours = with_files(plan.structure, self.attempt, files | written, past)
+        data: dict[str, Any] = plan.orbax_members | {"flaxckpt": ours}
+        store_store.write_file(
+            self.item / layout.TREE_METADATA, sealed_json.seal(data), fsync=fsync
+        )
+
+    def _values(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, bytes]]:
+        """All keys and values of the key-value store; the small ones are known last."""
+        for piece in pieces:
+            yield from piece.encode()
+        yield from self._small()
+
+    def _small(self) -> tuple[tuple[str, bytes], ...]:
+        """What is in the key-value store beside the chunks."""
+        return (*self.tree.plan.array_metadata, (layout.ATTEMPT_KEY, self.attempt.encode()))
+
+    def _child(self, process: int) -> str:
+        """The directory of the database of one process."""
+        return f"{layout.CHILD}{process}-{self.attempt}"
+
+    def _write_all(self, store: ts.KvStore, values: Iterable[tuple[str, bytes]]) -> None:
+        """Writes keys and values to `store`."""
+        timeout_secs = store_store.timeout_of(self.item)
+        ocdbt.write_all(store, values, self.options.buffer_bytes, timeout_secs)
+
+
+def write_files(
+    directory: Location, files: dict[str, bytes], *, fsync: bool
+) -> dict[str, SavedFile]:
+    """Writes files below `directory`; returns their sizes and checksums."""
+    for name, data in files.items():
+        path = directory / name
+        if "/" in name and isinstance(path, Path):
+            path.parent.mkdir(parents=True, exist_ok=True)
+        store_store.write_file(path, data, fsync=fsync)
+    return {name: SavedFile(len(data), crc32c.crc32c(data)) for name, data in files.items()}
+
+
+def files_of(item: Location) -> dict[str, SavedFile]:
+    """The files of a key-value store, whose contents carry checksums of their own.
+
+    Of those in a bucket the sizes are not known, and the index has all that is needed of them.
+    """
+    if not isinstance(item, Path):
+        return {}
+    files = (path for path in sorted(item.rglob("*")) if path.is_file())
+    return {str(path.relative_to(item)): SavedFile(path.stat().st_size, None) for path in files}
+
+
+# One checkpoint to write.
+
+
+@dataclasses.dataclass(frozen=True)
+class Job:
+    """One checkpoint to write: what, where, and what is known of it."""
+
+    state: WrittenTree
+    final: Location
+    described: CheckpointMetadata
+    overwrite: bool
+    options: Options
+    items: tuple[Item, ...] = ()
+    past: tuple[PastSave, ...] = ()
+
+    @property
+    def trees(self) -> tuple[WrittenTree, ...]:
+        """What is written like the state, which is the first."""
+        return (self.state, *(item.tree for item in self.items if item.tree is not None))
+
+    @property
+    def directories(self) -> list[str]:
+        """The innermost directories of the checkpoint."""
+        others = (item.name for item in self.items if item.tree is None)
+        return [*(tree.directory for tree in self.trees), *others]
+
+    @property
+    def held_bytes(self) -> int:
+        """The size of what this process has of the arrays, each region once."""
+        return sum(tree.plan.held_bytes for tree in self.trees)
+
+    @property
+    def total_bytes(self) -> int | None:
+        """The same, where it is known from the start."""
+        return self.held_bytes if isinstance(self.state, Tree) else None
+
+    @property
+    def is_marked(self) -> bool:
+        """Whether the checkpoint becomes visible by a marker."""
+        return not store_store.is_replaceable(self.final, self.options)
+
+    def writers(self, directory: Location) -> list[TreeWriter]:
+        """What writes its trees into `directory`."""
+        context, attempt = ts.Context(), self.described.attempt
+        return [
+            TreeWriter(
+                tree, directory / tree.directory, attempt, self.options, self.is_marked, context
+            )
+            for tree in self.trees
+        ]
+
+
+# Writing the files of one checkpoint, by one process or by all of a job.
+#
+# Each process of several, and one that writes to a bucket, writes the chunks that are its own into
+# databases of its own, one for each tree. Process 0 waits until all have, merges the databases,
+# writes the metadata and commits. Merging copies where the values are, and no value.
 
 
 class _Written(NamedTuple):
@@ -46,7 +375,7 @@ def write(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
     is_leader = meeting.group.is_leader
     is_shown = is_leader and job.options.progress
     bar = Progress(f"saving {job.final}", job.total_bytes, is_shown=is_shown)
-    with meeting.reporting(), location.reached(job.final), bar:
+    with meeting.reporting(), store_store.reached(job.final), bar:
         counted = bar.counted(pieces, lambda piece: piece.values.nbytes)
         if is_leader:
             _lead(job, counted, meeting)
@@ -73,10 +402,10 @@ def _follow(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
 def _lead(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
     """What process 0 does, or one that is alone."""
     attempt = job.described.attempt
-    committing = location.committing(job.final, attempt, job.options, overwrite=job.overwrite)
+    committing = store_store.committing(job.final, attempt, job.options, overwrite=job.overwrite)
     with committing as directory:
         for name in job.directories:
-            location.make_child(directory, name)
+            store_store.make_child(directory, name)
         meeting.say("begun", directory.name)
         writers = job.writers(directory)
         if meeting.group.count == 1 and isinstance(directory, Path):
@@ -106,7 +435,7 @@ def _write_together(
     """Writes what is process 0's, waits for the others, and merges the arrays of all."""
     ours = _write_share(job, pieces, directory, writers, 0)
     shares = [ours, *map(Share.from_json, meeting.collect())]
-    parts.check_items(shares, meeting.title)
+    check_items(shares, meeting.title)
     of_trees = zip(*(share.trees for share in shares), strict=True)
     trees = [
         writer.merge(found, meeting.title) for writer, found in zip(writers, of_trees, strict=True)
@@ -136,7 +465,7 @@ def _write_own(job: Job, directory: Location) -> dict[str, dict[str, SavedFile]]
         path = directory / item.name
         written[item.name] = write_files(path, files, fsync=job.options.fsync)
         if files and job.options.fsync and isinstance(path, Path):
-            filesystem.fsync_directories(path)
+            store_local.fsync_directories(path)
     return written
 
 
@@ -154,5 +483,5 @@ def _write_metadata(
         found = write_files(directory / item.name, files, fsync=job.options.fsync)
         records[item.name] = item.record({**found, **written.items[item.name]})
     described = dataclasses.replace(job.described, committed_ns=time.time_ns(), items=records)
-    encoded = checkpoint_metadata.encode(described)
-    location.write_file(directory / layout.CHECKPOINT_METADATA, encoded, fsync=job.options.fsync)
+    encoded = step_metadata.encode(described)
+    store_store.write_file(directory / layout.CHECKPOINT_METADATA, encoded, fsync=job.options.fsync)

@@ -1,9 +1,10 @@
-"""The abstract state of a model: shapes, dtypes, and where each leaf lies on a mesh."""
+"""Abstract states and initial states on a mesh."""
 
 from __future__ import annotations
 
 import contextlib
 import dataclasses
+import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, TypeVar
@@ -15,10 +16,21 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from flaxckpt.errors import ShardingError
 from flaxckpt.sharding import specs as leaf_specs
-from flaxckpt.sharding.optimizer import Annotated, Index, Keys, index_by_last_key, mirrored_spec
-from flaxckpt.sharding.specs import Rules, Specs
-from flaxckpt.tree import containers, nnx_objects
+from flaxckpt.sharding.specs import (
+    Annotated,
+    Index,
+    Keys,
+    Rules,
+    Specs,
+    index_by_last_key,
+    mirrored_spec,
+)
+from flaxckpt.tree import nnx_objects
+from flaxckpt.tree import structure as tree_structure
 from flaxckpt.tree.keypaths import name_of
+
+# The abstract state of a model: shapes, dtypes, and where each leaf lies on a mesh.
+
 
 T = TypeVar("T")
 
@@ -205,7 +217,7 @@ def _leaves(tree: Any, rules: Rules | None, specs: Specs) -> Iterator[_Leaf]:
     stack: list[tuple[Any, Keys, PartitionSpec | None, bool]] = [(tree, (), None, False)]
     while stack:
         value, keys, boxed, derived = stack.pop()
-        split = containers.split(value, ())
+        split = tree_structure.split_container(value, ())
         if split is None:
             spec = leaf_specs.from_path(name_of(keys), specs)
             yield _Leaf(keys, value, boxed if spec is None else spec, spec is not None, derived)
@@ -226,3 +238,47 @@ def _is_optimizer_state(value: Any, kind: str) -> bool:
     """
     nnx = sys.modules.get("flax.nnx")
     return kind == "namedtuple" or (nnx is not None and isinstance(value, nnx.OptState))
+
+
+# The state that a run begins with: what it will be, all of it, or some of its leaves.
+
+
+@dataclasses.dataclass(frozen=True)
+class InitialState:
+    """What `init_fn(*args)` makes; the attributes are the arguments of `abstract_state`."""
+
+    init_fn: Callable[..., Any]
+    args: Sequence[Any]
+    mesh: Mesh | None
+    rules: Rules | None
+    specs: Specs | None
+
+    @functools.cached_property
+    def abstract(self) -> Any:
+        """Its shapes, dtypes and shardings."""
+        return abstract_state(
+            self.init_fn, *self.args, mesh=self.mesh, rules=self.rules, specs=self.specs
+        )
+
+    def tree(self) -> Any:
+        """All of it, each leaf made straight where it belongs."""
+        stateful, graphs = nnx_objects.split(self.abstract)
+        shapes, structure = jax.tree.flatten(stateful)
+        leaves = self.leaves(range(len(shapes)))
+        return nnx_objects.merge(jax.tree.unflatten(structure, leaves), graphs)
+
+    def leaves(self, positions: Sequence[int]) -> Sequence[Any]:
+        """The leaves at `positions`, in the order of `jax.tree.leaves`; only they are computed."""
+        shapes = jax.tree.leaves(nnx_objects.split(self.abstract)[0])
+        bound, arrays = bind(self.init_fn, self.args)
+
+        def leaves(*arrays: Any) -> list[Any]:
+            # Only the leaves: two builds of one TrainState have unequal treedefs, and jit compares.
+            found = jax.tree.leaves(nnx_objects.split(bound(*arrays))[0])
+            return [found[i] for i in positions]
+
+        jitted = jax.jit(leaves, out_shardings=[shapes[i].sharding for i in positions])
+        made: Sequence[Any] = in_context(
+            lambda: jitted(*reachable(arrays, self.mesh)), self.mesh, self.rules
+        )
+        return made

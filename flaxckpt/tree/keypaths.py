@@ -1,27 +1,30 @@
-"""Key paths of leaves, their collision-free names, and the way back.
-
-A name is the keys of a path joined by `/`. The kind of a key (attribute, dict key, index) is not
-part of the name, so that a NamedTuple, a dataclass and the dict that nnx makes of it agree:
-`opt_state/0/mu/kernel` names a moment in all of them. Everything else about a key is kept: `%` is
-the escape character, and an integer never looks like a string.
-
-    str             itself, with % and / as %25 and %2F     kernel    a%2Fb
-    str of digits   its first character escaped             '0' -> %30
-    ''              %
-    int             decimal                                 0    -7
-    anything else   %! and its JSON                         %!{"bool":true}
-"""
+"""Key paths: how a leaf is named, and which leaves a pattern selects."""
 
 from __future__ import annotations
 
 import base64
 import re
+from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
 from urllib.parse import unquote
 
 import orjson
 
 from flaxckpt.errors import UnsupportedKeyError
+
+# Key paths of leaves, their collision-free names, and the way back.
+#
+# A name is the keys of a path joined by `/`. The kind of a key (attribute, dict key, index) is not
+# part of the name, so that a NamedTuple, a dataclass and the dict that nnx makes of it agree:
+# `opt_state/0/mu/kernel` names a moment in all of them. Everything else about a key is kept: `%` is
+# the escape character, and an integer never looks like a string.
+#
+#     str             itself, with % and / as %25 and %2F     kernel    a%2Fb
+#     str of digits   its first character escaped             '0' -> %30
+#     ''              %
+#     int             decimal                                 0    -7
+#     anything else   %! and its JSON                         %!{"bool":true}
+
 
 Kind = Literal["attr", "dict", "seq"]
 
@@ -166,3 +169,49 @@ def _valid_unicode(text: str) -> str:
             f"the dict key {text!r} is not valid unicode and cannot be saved. Rename the key."
         ) from None
     return str(text)
+
+
+# Which leaves are wanted, by their key paths. Pure decisions.
+
+
+Only = str | Sequence[str] | Callable[[str], bool]
+
+_WILDCARD = re.compile(r"[*?]")
+_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?)")
+_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+
+
+def subtree_of(only: Only | None) -> str | None:
+    """The key path of the one subtree that `only` names; `None` when it selects in another way.
+
+    Example:
+      >>> subtree_of("params/dense"), subtree_of("params/**"), subtree_of(["params"])
+      ('params/dense', None, None)
+    """
+    return only if isinstance(only, str) and not _WILDCARD.search(only) else None
+
+
+def selector(only: Only) -> Callable[[str], bool]:
+    """Whether a leaf is selected, by its key path.
+
+    A string is a glob over key paths (`*` and `?` stay within one key, `**` does not) or, without
+    a wildcard, the path of a node, of which all leaves are selected. A list selects what any of
+    its strings does.
+
+    Example:
+      >>> wanted = selector(["params/**/kernel", "step"])
+      >>> [wanted(name) for name in ("params/a/b/kernel", "params/kernel", "params/bias", "step")]
+      [True, True, False, True]
+    """
+    if callable(only):
+        return only
+    globs = [only] if isinstance(only, str) else only
+    patterns = [re.compile(_regex(glob), re.DOTALL) for glob in globs]
+    return lambda name: any(pattern.fullmatch(name) for pattern in patterns)
+
+
+def _regex(glob: str) -> str:
+    """A glob, or the path of a node, as a regular expression."""
+    if not _WILDCARD.search(glob):
+        return rf"{re.escape(glob.strip('/'))}(?:/.*)?"
+    return "".join(_MEANING.get(part) or re.escape(part) for part in _TOKEN.split(glob))

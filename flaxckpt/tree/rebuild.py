@@ -19,8 +19,8 @@ import jax
 from flax.core import FrozenDict
 from flax.core import meta as flax_meta
 
-from flaxckpt.tree.containers import class_name
-from flaxckpt.tree.node import FACTORIES, Node, plain_value
+from flaxckpt.tree.node import Node, plain_value
+from flaxckpt.tree.structure import FACTORIES, class_name
 
 Build = Callable[[Mapping[Any, Any]], Any]
 

@@ -10,8 +10,8 @@ import pytest
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import flaxckpt
-from flaxckpt.storage import layout
-from flaxckpt.storage.index import read_index
+from flaxckpt.store import layout
+from flaxckpt.store.ocdbt import read_index
 from tests.cli.shell import Shell
 
 

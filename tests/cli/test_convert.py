@@ -33,9 +33,9 @@ def test_all_formats(path, shell, tmp_path):
 
 
 def test_all_kinds_of_leaves_in_several_parts(shell, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import converting
+    from flaxckpt.cli import convert
 
-    monkeypatch.setattr(converting, "PART_BYTES", 100)
+    monkeypatch.setattr(convert, "PART_BYTES", 100)
     tree = {
         "a": {"b": [np.arange(20.0), (1, 2.5)], "c": {"0": "text", "": b"bytes"}},
         "key": jax.random.key(3),

@@ -6,7 +6,7 @@ import shutil
 import pytest
 
 import flaxckpt
-from flaxckpt.storage import layout
+from flaxckpt.store import layout
 from flaxckpt.testing import differences
 from tests import stores
 from tests.cli.conftest import damage, state
@@ -58,7 +58,7 @@ def test_what_is_damaged_is_not_copied(damaged, shell, tmp_path):
 
 
 def test_a_copy_that_fails_is_never_there(made, shell, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import copying
+    from flaxckpt.cli import cp
 
     copied = []
 
@@ -68,16 +68,16 @@ def test_a_copy_that_fails_is_never_there(made, shell, tmp_path, monkeypatch):
             raise OSError(28, "No space left on device")
         return real(source, target, **settings)
 
-    real = copying.copy_file
-    monkeypatch.setattr(copying, "copy_file", failing)
+    real = cp.copy_file
+    monkeypatch.setattr(cp, "copy_file", failing)
     assert "No space left" in shell.error("cp", made / "2", tmp_path / "out" / "x")
     assert os.listdir(tmp_path / "out") == []
 
 
 def test_what_is_read_from_the_copy_must_be_what_was_written(made, shell, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import file_copy
+    from flaxckpt.cli import cp
 
-    real = file_copy._to_disk
+    real = cp._to_disk
 
     def flipping(source, target, fsync):
         result = real(source, target, fsync)
@@ -85,15 +85,15 @@ def test_what_is_read_from_the_copy_must_be_what_was_written(made, shell, tmp_pa
             target.write_bytes(b"x" + target.read_bytes()[1:])
         return result
 
-    monkeypatch.setattr(file_copy, "_to_disk", flipping)
+    monkeypatch.setattr(cp, "_to_disk", flipping)
     assert "is not what was written" in shell.error("cp", made / "2", tmp_path / "out" / "x")
     assert os.listdir(tmp_path / "out") == []
 
 
 def test_a_source_that_is_deleted_meanwhile(run_dir, shell, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import copying
+    from flaxckpt.cli import cp
 
-    real = copying.verify
+    real = cp.verify
 
     def deleting(path, **settings):
         result = real(path, **settings)
@@ -101,7 +101,7 @@ def test_a_source_that_is_deleted_meanwhile(run_dir, shell, tmp_path, monkeypatc
             shutil.rmtree(path)
         return result
 
-    monkeypatch.setattr(copying, "verify", deleting)
+    monkeypatch.setattr(cp, "verify", deleting)
     states = [c["state"] for c in shell.json("cp", run_dir, tmp_path / "out")[0]["copies"]]
     assert states == ["copied", "deleted meanwhile", "copied", "copied"]
     assert sorted(os.listdir(tmp_path / "out")) == ["1", "3", "4"]
@@ -157,8 +157,8 @@ def test_a_step_that_was_saved_to_a_bucket(capsys, tmp_path):
 
 
 def test_a_copy_to_a_bucket_that_was_cut_short_is_done_again(made, capsys, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import copying
-    from flaxckpt.storage import claims
+    from flaxckpt.cli import cp
+    from flaxckpt.store import bucket
 
     with stores.opened("s3", tmp_path) as store:
         shell, url = Shell(capsys, *arguments(store)), store.url("run/2")
@@ -170,10 +170,10 @@ def test_a_copy_to_a_bucket_that_was_cut_short_is_done_again(made, capsys, tmp_p
                 raise OSError("dead")
             return real(source, target, **settings)
 
-        real = copying.copy_file
+        real = cp.copy_file
         with monkeypatch.context() as patch:
-            patch.setattr(copying, "copy_file", dying)
-            patch.setattr(claims, "_remove", lambda final, attempt: None)  # no time to clean up
+            patch.setattr(cp, "copy_file", dying)
+            patch.setattr(bucket, "_remove", lambda final, attempt: None)  # no time to clean up
             assert "dead" in shell.error("cp", made / "2", url)
         assert store.objects("run") != []
         assert shell.json("ls", store.url("run"))[0]["steps"] == []

@@ -116,9 +116,9 @@ def test_values_of_other_types(shell, tmp_path):
 
 
 def test_arrays_of_other_chunks(shell, tmp_path, monkeypatch):
-    from flaxckpt.cli.work import blocks
+    from flaxckpt import comparing
 
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(comparing, "BLOCK_BYTES", 1000)
     values = np.random.default_rng(0).normal(size=(70, 90))
     flaxckpt.save(tmp_path / "a", {"w": values}, options=flaxckpt.Options(chunk_bytes=5000))
     changed = values.copy()

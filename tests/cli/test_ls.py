@@ -9,7 +9,7 @@ import pytest
 
 import flaxckpt
 from flaxckpt import Options
-from flaxckpt.storage import layout
+from flaxckpt.store import layout
 from tests import stores
 from tests.cli.conftest import state
 from tests.cli.shell import SAMPLES, Shell, arguments
@@ -60,14 +60,14 @@ def test_a_step_whose_metadata_are_damaged_is_named(run_dir, shell):
 
 
 def test_a_step_that_is_being_written(tmp_path, shell):
-    from flaxckpt.storage import location
+    from flaxckpt.store import store as store_store
 
     final = tmp_path / "3"
-    with location.committing(final, "0123456789ab", Options(), overwrite=False):
+    with store_store.committing(final, "0123456789ab", Options(), overwrite=False):
         assert "(being written)" in shell("ls", tmp_path).out
     with pytest.raises(RuntimeError, match="stop"):
         in_place = Options(atomic_rename=False)
-        with location.committing(final, "0123456789ab", in_place, overwrite=False):
+        with store_store.committing(final, "0123456789ab", in_place, overwrite=False):
             assert "unfinished: 3 (being written)" in shell("ls", tmp_path).out
             raise RuntimeError("stop")
 

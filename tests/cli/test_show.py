@@ -100,9 +100,9 @@ def test_what_the_values_are_like(tmp_path, shell):
 
 
 def test_values_of_an_array_of_many_blocks(tmp_path, shell, monkeypatch):
-    from flaxckpt.cli.work import blocks
+    from flaxckpt import comparing
 
-    monkeypatch.setattr(blocks, "BLOCK_BYTES", 1000)
+    monkeypatch.setattr(comparing, "BLOCK_BYTES", 1000)
     values = np.random.default_rng(0).normal(size=(70, 90))
     flaxckpt.save(tmp_path / "x", {"w": values}, options=flaxckpt.Options(chunk_bytes=5000))
     (leaf,) = shell.json("show", tmp_path / "x", "--stats")[0]["leaves"]

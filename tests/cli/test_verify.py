@@ -67,16 +67,16 @@ def test_nothing_there_is_an_error(shell, tmp_path):
 
 
 def test_a_step_that_is_deleted_meanwhile_is_no_damage(run_dir, shell, monkeypatch):
-    from flaxckpt.cli.work import checking
+    from flaxckpt.cli import verify as cli_verify
 
-    verify = checking.verify
+    verify = cli_verify.verify
 
     def deleting(path, **settings):
         if path.name == "2":
             shutil.rmtree(path)
         return verify(path, **settings)
 
-    monkeypatch.setattr(checking, "verify", deleting)
+    monkeypatch.setattr(cli_verify, "verify", deleting)
     answer = shell("verify", run_dir)
     assert answer.status == 0
     assert f"gone  {run_dir}/2: deleted meanwhile" in answer.out

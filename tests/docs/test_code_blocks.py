@@ -47,7 +47,7 @@ def test_blocks(page, tmp_path, monkeypatch, capfd):
 
     def shell(arguments):
         capfd.readouterr()
-        assert arguments[0] in {command.name for command in COMMANDS}
+        assert arguments[0] in COMMANDS
         assert main(arguments) in (0, 1)
         return capfd.readouterr().out
 

@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt import checkpoint, errors
+from flaxckpt import errors
 from flaxckpt.metadata import sealed_json
-from flaxckpt.restoring import lazy_reads, reading
-from flaxckpt.restoring.spans import DIRECT_BYTES
+from flaxckpt.source import checkpoint, chunk_reads, leaf
+from flaxckpt.source.chunk_reads import DIRECT_BYTES
 from tests.durability.children import child
 
 STEPS = 120
@@ -124,9 +124,9 @@ def delete_before(monkeypatch, run, module, name, *, call=1, values=0):
 MOMENTS = {
     "when it was opened": (sealed_json, "unseal", {}),
     "before its database is opened": (checkpoint, "read_index", {}),
-    "before its first chunk is read": (reading, "read_span", {}),
-    "after its first chunk was read": (reading, "read_span", {"call": 2}),
-    "after its first arrays were read": (lazy_reads, "read_arrays", {"values": 1}),
+    "before its first chunk is read": (chunk_reads, "read_span", {}),
+    "after its first chunk was read": (chunk_reads, "read_span", {"call": 2}),
+    "after its first arrays were read": (leaf, "read_arrays", {"values": 1}),
 }
 SMALL = flaxckpt.Options(chunk_bytes=1, max_host_bytes=4)
 

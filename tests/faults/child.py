@@ -22,9 +22,9 @@ import jax
 import numpy as np
 
 import flaxckpt
-import flaxckpt.runs.writer
-from flaxckpt.storage import filesystem
-from flaxckpt.storage.commit import remove
+import flaxckpt.run.writer
+from flaxckpt.store import local
+from flaxckpt.store.local import remove
 
 KEEP = flaxckpt.Keep(last=2)
 
@@ -75,7 +75,7 @@ def _fsync_and_forget(fd, fsync=os.fsync):
         fsync(fd)
 
 
-def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.runs.writer.write):
+def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.run.writer.write):
     """`write` that makes room first."""
     final = job.final
     old = {"1": final, "2": final.with_name("0")}.get(final.name)
@@ -89,8 +89,8 @@ BREAKS = {
     "copied, not renamed": lambda: mock.patch("os.rename", _copy),
     "fsync errors are swallowed": lambda: mock.patch("os.fsync", _fsync_and_forget),
     "files are not synced": lambda: mock.patch("os.fsync"),
-    "directories are not synced": lambda: mock.patch.object(filesystem, "fsync_directories"),
-    "old steps go first": lambda: mock.patch("flaxckpt.runs.writer.write", _delete_then_write),
+    "directories are not synced": lambda: mock.patch.object(local, "fsync_directories"),
+    "old steps go first": lambda: mock.patch("flaxckpt.run.writer.write", _delete_then_write),
 }
 
 

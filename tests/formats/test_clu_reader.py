@@ -7,7 +7,7 @@ import pytest
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats import clu
-from flaxckpt.formats.reader import find_reader
+from flaxckpt.formats.detect import find_reader
 from tests.formats.flax_states import SAMPLES, train_state
 from tests.trees import assert_same
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from orbax.checkpoint import msgpack_utils
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats.msgpack_tree import decode
+from flaxckpt.formats.flax_msgpack import decode
 from tests.formats.flax_states import SAMPLES
 from tests.trees import assert_same
 

@@ -14,15 +14,11 @@ import safetensors.numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import flaxckpt
-from flaxckpt.errors import (
-    CheckpointNotFoundError,
-    CorruptCheckpointError,
-    UnsupportedLeafError,
-)
-from flaxckpt.formats import files, safetensors_tensor
+from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedLeafError
+from flaxckpt.formats import reading, safetensors
 from flaxckpt.formats import safetensors as reader
-from flaxckpt.formats.safetensors_header import DTYPES, Entry, build, parse
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.formats.safetensors import DTYPES, Entry, build, parse
+from flaxckpt.leaves.spec import LeafSpec
 from flaxckpt.sharding.chunks import Region, whole
 from tests import stores
 
@@ -312,13 +308,13 @@ class Counted:
         self.reads = []
 
     def __enter__(self):
-        read = files.read_range
+        read = reading.read_range
 
         def counting(path, start, end):
             self.reads.append(end - start)
             return read(path, start, end)
 
-        self._patch = mock.patch.object(files, "read_range", counting)
+        self._patch = mock.patch.object(reading, "read_range", counting)
         self._patch.__enter__()
         return self
 
@@ -393,7 +389,7 @@ def test_any_region_is_that_of_the_array(tmp_path):
     rng = np.random.default_rng(1)
     array = rng.integers(0, 255, (7, 5, 3, 11), dtype=np.uint16)
     safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
-    with mock.patch.multiple(safetensors_tensor, CHUNK_BYTES=100, GAP_BYTES=9):
+    with mock.patch.multiple(safetensors, CHUNK_BYTES=100, GAP_BYTES=9):
         leaf = reader.read(tmp_path / "a.safetensors")["a"]
         for _ in range(200):
             start = [int(rng.integers(0, n)) for n in array.shape]

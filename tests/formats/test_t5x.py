@@ -18,8 +18,8 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats import t5x
-from flaxckpt.formats.reader import find_reader
-from flaxckpt.leaves.lazy import LazyLeaf
+from flaxckpt.formats.detect import find_reader
+from flaxckpt.leaves.spec import LazyLeaf
 from flaxckpt.sharding.chunks import Region
 from tests.formats.flax_states import SAMPLES, f32, moments
 from tests.trees import assert_same

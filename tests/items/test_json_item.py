@@ -10,9 +10,9 @@ from hypothesis import strategies as st
 
 import flaxckpt
 from flaxckpt.errors import ItemError
-from flaxckpt.items import exact_json
-from flaxckpt.items.encoded import Place
-from flaxckpt.items.handler import encode
+from flaxckpt.items import json_item
+from flaxckpt.items.item import Place
+from flaxckpt.items.kind import encode
 from tests.items.helpers import again, saved
 
 SCALARS = (
@@ -38,13 +38,13 @@ CONFIG = {
 
 def typed(value):
     """`value` with its types and signs, which `==` does not tell."""
-    return [(path, type(inner), repr(inner)) for path, inner in exact_json.walk(value)]
+    return [(path, type(inner), repr(inner)) for path, inner in json_item.walk(value)]
 
 
 @settings(max_examples=200)
 @given(PLAIN)
 def test_plain_data_come_back_exactly(value):
-    found = json.loads(exact_json.dumps(value))
+    found = json.loads(json_item.dumps(value))
     assert found == value
     assert typed(found) == typed(value)
     assert encode("it", value, Place(0, 1)).kind == "json"

@@ -8,8 +8,8 @@ from numpy.random import MT19937, PCG64, SFC64, Generator, Philox, RandomState
 
 import flaxckpt
 from flaxckpt.errors import CorruptCheckpointError, ItemError
-from flaxckpt.items.encoded import Place
-from flaxckpt.items.handler import encode
+from flaxckpt.items.item import Place
+from flaxckpt.items.kind import encode
 from tests.items.helpers import again, saved
 
 BITS = [PCG64, MT19937, Philox, SFC64]

@@ -8,19 +8,19 @@ import jax
 import numpy as np
 import orjson
 
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from flaxckpt.leaves.dtypes import dtype_name, from_stored, to_stored
 
 
 def round_trip(leaf: Any) -> Any:
     """`leaf` encoded, stored (as zarr elements, a device array, or JSON), and decoded."""
-    spec, data = handler.encode(leaf, "leaf")
+    spec, data = kinds.encode(leaf, "leaf")
     if isinstance(data, np.ndarray):
         name = dtype_name(data.dtype)
         data = from_stored(to_stored(data, name).copy(), name)
     elif not isinstance(data, jax.Array):
         data = orjson.loads(orjson.dumps(data))
-    return handler.handler_of(spec.kind, "leaf").decode(spec, data)
+    return kinds.handler_of(spec.kind, "leaf").decode(spec, data)
 
 
 def same_bits(a: Any, b: Any) -> bool:

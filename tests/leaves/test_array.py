@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from flaxckpt.leaves.array import as_weak
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 from tests.leaves.helpers import round_trip, same_bits
 
 _dtypes = st.one_of(
@@ -63,9 +63,9 @@ def test_a_numpy_array_of_objects_or_records_is_refused(dtype):
 def test_a_weak_type_comes_back(weak):
     array = jnp.ones((2, 3), jnp.float32)
     array = as_weak(array) if weak else array
-    spec, data = handler.encode(array, "x")
+    spec, data = kinds.encode(array, "x")
     strong = jnp.asarray(np.asarray(data))
-    back = handler.handler_of(spec.kind, "x").decode(spec, strong)
+    back = kinds.handler_of(spec.kind, "x").decode(spec, strong)
     assert (spec.weak_type, back.weak_type) == (weak, weak)
     assert same_bits(back, array)
 
@@ -81,24 +81,24 @@ def test_an_abstract_array_has_the_spec_of_a_concrete_one():
     array = jnp.ones((2, 3), jnp.bfloat16)
     abstract = jax.ShapeDtypeStruct((2, 3), jnp.bfloat16)
     spec = LeafSpec("jax", "bfloat16", (2, 3))
-    assert handler.describe(array, "x")[0] == handler.describe(abstract, "x")[0] == spec
+    assert kinds.describe(array, "x")[0] == kinds.describe(abstract, "x")[0] == spec
 
 
 def test_an_abstract_array_cannot_be_saved():
     with pytest.raises(UnsupportedLeafError, match="the leaf a/b: it is abstract"):
-        handler.encode(jax.ShapeDtypeStruct((2,), jnp.float32), "a/b")
+        kinds.encode(jax.ShapeDtypeStruct((2,), jnp.float32), "a/b")
 
 
 def test_a_tracer_cannot_be_saved():
     with pytest.raises(UnsupportedLeafError, match="Save outside of jit"):
-        jax.jit(lambda x: handler.encode(x, "x")[0] and x)(1.0)
+        jax.jit(lambda x: kinds.encode(x, "x")[0] and x)(1.0)
 
 
 def test_a_donated_array_cannot_be_saved():
     array = jnp.ones(2)
     array.delete()
     with pytest.raises(UnsupportedLeafError, match="the leaf w: its buffer was deleted"):
-        handler.encode(array, "w")
+        kinds.encode(array, "w")
 
 
 @pytest.mark.parametrize(
@@ -113,4 +113,4 @@ def test_a_donated_array_cannot_be_saved():
     ],
 )
 def test_a_spec_reads_as_errors_show_it(leaf, text):
-    assert str(handler.describe(leaf, "x")[0]) == text
+    assert str(kinds.describe(leaf, "x")[0]) == text

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flaxckpt.leaves.convert import canonical, cast, check_range, problem
+from flaxckpt.leaves.conversion import canonical, cast, check_range, problem
 from flaxckpt.leaves.dtypes import ZARR_DATA_TYPES, parse_dtype
-from flaxckpt.leaves.record import LeafSpec
+from flaxckpt.leaves.spec import LeafSpec
 
 SMALL_FLOATS = sorted(
     n

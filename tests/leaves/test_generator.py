@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from flaxckpt.leaves.generator import BIT_GENERATORS
 from tests.leaves.helpers import round_trip
 
@@ -26,7 +26,7 @@ def test_a_generator_that_came_back_spawns_the_same_children():
 
 
 def test_the_spec_names_the_bit_generator():
-    spec, _ = handler.describe(np.random.Generator(np.random.SFC64(0)), "x")
+    spec, _ = kinds.describe(np.random.Generator(np.random.SFC64(0)), "x")
     assert (spec.kind, spec.impl) == ("generator", "SFC64")
 
 
@@ -35,7 +35,7 @@ def test_a_bit_generator_of_another_library_is_refused():
         pass
 
     with pytest.raises(UnsupportedLeafError, match="the leaf rng: its bit generator Mine"):
-        handler.encode(np.random.Generator(Mine(0)), "rng")
+        kinds.encode(np.random.Generator(Mine(0)), "rng")
 
 
 def test_the_old_random_state_is_refused():

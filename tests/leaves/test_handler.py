@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves.handler import describe, encode, handler_of, register_leaf_handler
+from flaxckpt.leaves.kinds import describe, encode, handler_of, register_leaf_handler
 from tests.leaves.helpers import round_trip
 
 

@@ -12,7 +12,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from flaxckpt.leaves.scalar import PythonNumbers
 from tests.leaves.helpers import round_trip, same_bits
 
@@ -93,4 +93,4 @@ def test_a_record_is_refused():
 
 
 def test_a_numpy_float_is_not_a_python_float():
-    assert handler.describe(np.float64(1), "x")[0].kind == "numpy_scalar"
+    assert kinds.describe(np.float64(1), "x")[0].kind == "numpy_scalar"

@@ -6,7 +6,7 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves import handler
+from flaxckpt.leaves import kinds
 from tests.leaves.helpers import round_trip
 
 
@@ -29,7 +29,7 @@ def test_any_bytes_come_back(value):
 
 
 def test_a_string_is_stored_as_itself():
-    assert handler.encode("adam", "x")[1] == "adam"
+    assert kinds.encode("adam", "x")[1] == "adam"
 
 
 @given(st.lists(st.text(), max_size=4), st.sampled_from([(-1,), (1, -1)]))

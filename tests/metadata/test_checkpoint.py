@@ -17,14 +17,14 @@ from flaxckpt.errors import (
     UnsupportedFormatError,
 )
 from flaxckpt.metadata import sealed_json
-from flaxckpt.metadata.checkpoint import (
+from flaxckpt.metadata.step_metadata import (
     CheckpointMetadata,
     check_metadata,
     check_metrics,
     encode,
     read,
 )
-from flaxckpt.storage.layout import CHECKPOINT_METADATA
+from flaxckpt.store.layout import CHECKPOINT_METADATA
 
 EXAMPLE = CheckpointMetadata("0123456789ab", 1, 2**60, {"loss": 0.5}, {"git": "abc", "n": [1, {}]})
 _json = st.recursive(

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
-from flaxckpt.metadata import orbax
+from flaxckpt.metadata import orbax_metadata
 from flaxckpt.saving import snapshot
 from flaxckpt.tree.keypaths import Key
 from flaxckpt.tree.structure import flatten
@@ -25,37 +25,40 @@ _paths = st.lists(st.builds(Key, st.just("dict"), _names | keys), max_size=3).ma
 def visible_names(state) -> set[str]:
     """The names of the leaves of `state` that Orbax can read."""
     plan = snapshot.take_apart(state, 1 << 20).plan
-    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     pairs = zip(plan.flat.paths, plan.records, strict=True)
-    return {record.name for path, record in pairs if orbax.visible(path, record, strings)}
+    return {record.name for path, record in pairs if orbax_metadata.visible(path, record, strings)}
 
 
 def metadata(state) -> dict:
     """The members of `_METADATA` for Orbax."""
     plan = snapshot.take_apart(state, 1 << 20).plan
-    strings = orbax.strings_file(plan.flat.paths, plan.records)
-    return orbax.tree_metadata(plan.flat.paths, plan.records, plan.flat.empties, strings)
+    strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
+    return orbax_metadata.tree_metadata(plan.flat.paths, plan.records, plan.flat.empties, strings)
 
 
 @given(st.lists(_paths, max_size=12, unique_by=repr))
 def test_names_in_the_store_are_unique(paths):
-    assert len(set(orbax.store_names(paths))) == len(paths)
+    assert len(set(orbax_metadata.store_names(paths))) == len(paths)
 
 
 @given(st.lists(_paths, max_size=6, unique_by=repr))
 def test_the_first_leaf_of_a_name_has_orbaxs_own(paths):
-    names, stores = [orbax.param_name(path) for path in paths], orbax.store_names(paths)
+    names, stores = (
+        [orbax_metadata.param_name(path) for path in paths],
+        orbax_metadata.store_names(paths),
+    )
     assert all(stores[names.index(name)] == name for name in names)
 
 
 def test_a_made_up_name_never_takes_that_of_another_leaf():
     a, b, ab, other = (Key("dict", key) for key in ("a", "b", "a.b", "a.b%2"))
-    assert orbax.store_names([(ab,), (a, b), (other,)]) == ["a.b", "a.b%3", "a.b%2"]
+    assert orbax_metadata.store_names([(ab,), (a, b), (other,)]) == ["a.b", "a.b%3", "a.b%2"]
 
 
 @given(trees)
 def test_the_leaves_of_any_tree_have_unique_names_in_the_store(tree):
-    stores = orbax.store_names(flatten(tree).paths)
+    stores = orbax_metadata.store_names(flatten(tree).paths)
     assert len(set(stores)) == len(stores)
 
 
@@ -109,18 +112,18 @@ def test_an_empty_node_has_an_entry(empty, value_type):
 
 def test_strings_lie_where_a_json_pointer_finds_them():
     plan = snapshot.take_apart({"a/b": "x", "a": {"c": "y"}, "n": 1}, 1 << 20).plan
-    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     assert strings == {"a.c": "y", "a": {"b": "x"}}
 
 
 @given(st.dictionaries(st.sampled_from(HOSTILE_STRINGS), st.text(max_size=2)))
 def test_a_visible_string_is_the_right_one(state):
     plan = snapshot.take_apart(state, 1 << 20).plan
-    strings = orbax.strings_file(plan.flat.paths, plan.records)
+    strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     for path, record in zip(plan.flat.paths, plan.records, strict=True):
-        if orbax.visible(path, record, strings):
+        if orbax_metadata.visible(path, record, strings):
             found = strings
-            for part in orbax.param_name(path).split("/"):
+            for part in orbax_metadata.param_name(path).split("/"):
                 found = found[part]
             assert found == record.value
 
@@ -128,7 +131,7 @@ def test_a_visible_string_is_the_right_one(state):
 def test_a_named_sharding_is_written_by_its_axes():
     mesh = jax.make_mesh((1, 1), ("x", "y"), (jax.sharding.AxisType.Auto,) * 2)
     sharding = NamedSharding(mesh, PartitionSpec(("x", "y"), None))
-    ((name, text),) = orbax.sharding_file({"params.w": sharding}).items()
+    ((name, text),) = orbax_metadata.sharding_file({"params.w": sharding}).items()
     data = orjson.loads(text)
     assert base64.urlsafe_b64decode(name) == b"params.w"
     assert (data["sharding_type"], data["partition_spec"]) == ("NamedSharding", [["x", "y"], None])
@@ -137,13 +140,13 @@ def test_a_named_sharding_is_written_by_its_axes():
 
 def test_a_single_device_is_written_by_its_name():
     array = jnp.ones(2)
-    (text,) = orbax.sharding_file({"w": array.sharding}).values()
+    (text,) = orbax_metadata.sharding_file({"w": array.sharding}).values()
     data = orjson.loads(text)
     assert data["sharding_type"] == "SingleDeviceSharding"
 
 
 def test_the_implementation_of_a_key_is_written():
     plan = snapshot.take_apart({"k": jax.random.key(0, impl="rbg"), "w": np.ones(2)}, 1 << 20).plan
-    (entry,) = orbax.array_metadatas_file(plan.records)["array_metadatas"]
+    (entry,) = orbax_metadata.array_metadatas_file(plan.records)["array_metadatas"]
     assert entry["array_metadata"]["param_name"] == "k"
     assert entry["array_metadata"]["ext_metadata"] == {"random_key_impl": "rbg"}

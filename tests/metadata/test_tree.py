@@ -15,11 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedFormatError
-from flaxckpt.leaves.record import LeafRecord, LeafSpec, StoredArray
-from flaxckpt.metadata.files import SavedFile
-from flaxckpt.metadata.tree import SavedTree, decode_tree, encode_tree, spec_of
+from flaxckpt.leaves.spec import LeafRecord, LeafSpec, StoredArray
+from flaxckpt.metadata.sealed_json import SavedFile
+from flaxckpt.metadata.tree_metadata import SavedTree, decode_tree, encode_tree, spec_of
 from flaxckpt.saving import snapshot
-from flaxckpt.storage.layout import FORMAT_VERSION
+from flaxckpt.store.layout import FORMAT_VERSION
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import Point, trees
 

@@ -50,9 +50,9 @@ def restore(context, directory, broadcast, damaged=None):
     import jax
 
     import flaxckpt
-    from flaxckpt.storage import data_files
+    from flaxckpt.store import ocdbt
 
-    read, real = [], data_files.read_into
+    read, real = [], ocdbt.read_into
 
     def counting(where, place, buffers):
         read.append(place.length)
@@ -60,7 +60,7 @@ def restore(context, directory, broadcast, damaged=None):
             raise flaxckpt.errors.CorruptCheckpointError("it is damaged")
         real(where, place, buffers)
 
-    data_files.read_into = counting
+    ocdbt.read_into = counting
     results = []
     for types in (None, (jax.sharding.AxisType.Auto,) * 2):
         expected = arrays(meshes(types))

@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.saving import writing
-from flaxckpt.storage import tensorstore_io
+from flaxckpt.store import ocdbt
 from tests import cluster, stores
 from tests.multiprocess import jobs
 
@@ -27,7 +27,7 @@ def saved_until_an_error(context, url, options, stopped):
     with jobs.manager(url, options) as ckpt:
         ckpt.save(1, jobs.state(1), wait=True)
         if context.index == stopped:
-            write_all = tensorstore_io.write_all
+            write_all = ocdbt.write_all
 
             def hang(*args):
                 # Process 0 has the notes: were it to stop before the others have read that step 2
@@ -38,7 +38,7 @@ def saved_until_an_error(context, url, options, stopped):
                 os.kill(os.getpid(), signal.SIGSTOP)
                 write_all(*args)
 
-            tensorstore_io.write_all = hang
+            ocdbt.write_all = hang
         began = time.monotonic()
         with pytest.raises(errors.BackgroundSaveError) as caught:
             ckpt.save(2, jobs.state(2))
@@ -102,7 +102,7 @@ def save_once(context, url, options, step):
 
 def failed_and_saved_again(context, url, options, full):
     """The disk of process `full` is full in step 2; with room again, step 2 is saved."""
-    write_all = tensorstore_io.write_all
+    write_all = ocdbt.write_all
 
     def fail(*args):
         raise OSError(28, os.strerror(28), "the disk")
@@ -110,12 +110,12 @@ def failed_and_saved_again(context, url, options, full):
     with jobs.manager(url, options) as ckpt:
         ckpt.save(1, jobs.state(1), wait=True)
         if context.index == full:
-            tensorstore_io.write_all = fail
+            ocdbt.write_all = fail
         began = time.monotonic()
         with pytest.raises(errors.BackgroundSaveError) as caught:
             ckpt.save(2, jobs.state(2), wait=True)
         seconds = time.monotonic() - began
-        tensorstore_io.write_all = write_all
+        ocdbt.write_all = write_all
         assert ckpt.steps() == [1]
         ckpt.save(2, jobs.state(2), wait=True)
         ckpt.save(3, jobs.state(3))

@@ -53,38 +53,38 @@ class Point:
 WRITING = "^b'[0-9a-f]{12} writing'$"
 MARKER = r"/\d+/commit_success.txt$"
 EVERYBODY = {
-    "after the decision": Point("flaxckpt.runs.writer.write"),
-    "before its data": Point("flaxckpt.storage.tensorstore_io.write_all"),
-    "after its data": Point("flaxckpt.storage.tensorstore_io.write_all", after=True),
+    "after the decision": Point("flaxckpt.run.writer.write"),
+    "before its data": Point("flaxckpt.store.ocdbt.write_all"),
+    "after its data": Point("flaxckpt.store.ocdbt.write_all", after=True),
     "after its part": Point("flaxckpt.saving.writing._write_share", after=True),
 }
 LEADER = EVERYBODY | {
-    "before the others begin": Point("flaxckpt.agreement.Meeting.say", note="^begun$"),
-    "after the others begin": Point("flaxckpt.agreement.Meeting.say", after=True, note="^begun$"),
-    "when all are done": Point("flaxckpt.agreement.Meeting.collect", after=True),
-    "before the merge": Point("flaxckpt.storage.tensorstore_io.merge"),
-    "after the merge": Point("flaxckpt.storage.tensorstore_io.merge", after=True),
+    "before the others begin": Point("flaxckpt.multihost.Meeting.say", note="^begun$"),
+    "after the others begin": Point("flaxckpt.multihost.Meeting.say", after=True, note="^begun$"),
+    "when all are done": Point("flaxckpt.multihost.Meeting.collect", after=True),
+    "before the merge": Point("flaxckpt.store.ocdbt.merge"),
+    "after the merge": Point("flaxckpt.store.ocdbt.merge", after=True),
     "before the commit": Point("flaxckpt.saving.writing._write_metadata", after=True),
-    "before the outcome": Point("flaxckpt.agreement.Meeting.say", note="^outcome$", commits=True),
+    "before the outcome": Point("flaxckpt.multihost.Meeting.say", note="^outcome$", commits=True),
 }
 OTHER = EVERYBODY | {
-    "before it has begun": Point("flaxckpt.agreement.Meeting.heard"),
+    "before it has begun": Point("flaxckpt.multihost.Meeting.heard"),
     # Process 0 needs it no more.
     "after its done record": Point(
-        "flaxckpt.agreement.Meeting._post", after=True, note="done/1", commits=True
+        "flaxckpt.multihost.Meeting._post", after=True, note="done/1", commits=True
     ),
 }
 ON_DISK = {
-    "before the rename": Point("flaxckpt.storage.commit._make_visible"),
-    "after the rename": Point("flaxckpt.storage.commit._make_visible", after=True, commits=True),
+    "before the rename": Point("flaxckpt.store.local._make_visible"),
+    "after the rename": Point("flaxckpt.store.local._make_visible", after=True, commits=True),
 }
 IN_A_BUCKET = {
-    "after the claim": Point("flaxckpt.storage.claims._claim", after=True),
-    "before the marker": Point("flaxckpt.storage.bucket.BucketPath.write", note=MARKER),
-    "after the marker": Point("flaxckpt.storage.bucket.BucketPath.write", True, MARKER),
-    "before the claim says so": Point("flaxckpt.storage.bucket.BucketPath.replace", note=WRITING),
+    "after the claim": Point("flaxckpt.store.bucket._claim", after=True),
+    "before the marker": Point("flaxckpt.store.bucket.BucketPath.write", note=MARKER),
+    "after the marker": Point("flaxckpt.store.bucket.BucketPath.write", True, MARKER),
+    "before the claim says so": Point("flaxckpt.store.bucket.BucketPath.replace", note=WRITING),
     "after the claim says so": Point(
-        "flaxckpt.storage.bucket.BucketPath.replace", True, WRITING, commits=True
+        "flaxckpt.store.bucket.BucketPath.replace", True, WRITING, commits=True
     ),
 }
 

@@ -15,10 +15,10 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt import processes
-from flaxckpt.runs import writer
+from flaxckpt import multihost
+from flaxckpt.run import writer
 from flaxckpt.saving import snapshot
-from flaxckpt.storage import data_files
+from flaxckpt.store import ocdbt
 from tests import cluster
 from tests.multiprocess import states
 
@@ -61,13 +61,13 @@ def placed(spec, transposed):
 
 
 def save_and_note_what_is_read(context, directory):
-    places, real = [], data_files.read_into
+    places, real = [], ocdbt.read_into
 
     def noting(directory, place, buffers):
         places.append(tuple(place))
         real(directory, place, buffers)
 
-    data_files.read_into = noting
+    ocdbt.read_into = noting
     read = {}
     for name, spec in SPECS.items():
         flaxckpt.save(f"{directory}/{name}", placed(spec, False), options=LARGE)
@@ -424,7 +424,7 @@ def test_a_process_that_does_not_come_is_named(tmp_path):
 
 def save_without_the_service(context, directory):
     """The processes leave their notes in the run itself."""
-    processes.client = lambda: None
+    multihost.client = lambda: None
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         for step in (1, 2):
             ckpt.save(step, {"w": spread(step)})

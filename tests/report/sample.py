@@ -5,9 +5,8 @@ import time
 import numpy as np
 
 import flaxckpt
-from flaxckpt.metadata.past import PastSave
-from flaxckpt.reporting.facts import Facts, Step
-from flaxckpt.reporting.saves import saves_of
+from flaxckpt.metadata.step_metadata import PastSave
+from flaxckpt.report.facts import Facts, Step, saves_of
 
 DAY = 1_760_000_000.0
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt.leaves.record import LeafSpec
-from flaxckpt.reporting import changes as module
-from flaxckpt.reporting.changes import bytes_to_read, changes
+from flaxckpt import comparing as module
+from flaxckpt.comparing import bytes_to_read, subtree_changes
+from flaxckpt.leaves.spec import LeafSpec
 
 
 class Read:
@@ -28,7 +28,9 @@ class Read:
 
 
 def of(*trees):
-    return changes({i: {k: Read(v) for k, v in tree.items()} for i, tree in enumerate(trees)})
+    return subtree_changes(
+        {i: {k: Read(v) for k, v in tree.items()} for i, tree in enumerate(trees)}
+    )
 
 
 def test_it_is_the_norm_of_the_difference_relative_to_what_was():
@@ -62,7 +64,10 @@ def test_what_has_no_relative_change(old, new, value):
 
 def test_each_chunk_is_read_once_and_no_more_at_a_time():
     leaves = [Read(np.full((7, 5), i + 1.0), chunks=(2, 5)) for i in range(3)]
-    assert changes({i: {"w": leaf} for i, leaf in enumerate(leaves)}).values[0] == [1.0, 0.5]
+    assert subtree_changes({i: {"w": leaf} for i, leaf in enumerate(leaves)}).values[0] == [
+        1.0,
+        0.5,
+    ]
     assert [leaf.sizes for leaf in leaves] == [[10, 10, 10, 5]] * 3
 
 
@@ -85,7 +90,7 @@ def test_only_floating_arrays_count():
         "c": Read(np.ones(3) * 1j),
         "d": Read(1.0, kind="float"),
     }
-    assert changes({0: tree, 1: tree}).names == ["", "b"]
+    assert subtree_changes({0: tree, 1: tree}).names == ["", "b"]
     assert bytes_to_read({0: tree, 1: tree}) == 48
 
 
@@ -117,7 +122,9 @@ def test_of_real_checkpoints(tmp_path):
     for i, tree in enumerate(trees):
         flaxckpt.save(tmp_path / str(i), tree, options=options)
     read = []
-    found = changes({i: flaxckpt.lazy(tmp_path / str(i)) for i in range(2)}, progress=read.append)
+    found = subtree_changes(
+        {i: flaxckpt.lazy(tmp_path / str(i)) for i in range(2)}, progress=read.append
+    )
     a, b = (np.asarray(tree["w"], np.float64) for tree in trees)
     assert found.values[1] == [pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a))]
     assert sum(read) == 2 * 30 * 11 * 2

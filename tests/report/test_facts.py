@@ -7,11 +7,9 @@ import pytest
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.reporting.facts import Facts, Save, Step
-from flaxckpt.reporting.gather import gather, merged
-from flaxckpt.reporting.saves import saves_of
-from flaxckpt.runs.run import Run
-from flaxckpt.storage import layout
+from flaxckpt.report.facts import Facts, Save, Step, gather, merged, saves_of
+from flaxckpt.run.run import Run
+from flaxckpt.store import layout
 from tests.report import sample
 
 

@@ -5,15 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from flaxckpt.reporting import theme
-from flaxckpt.reporting.changes import Changes
-from flaxckpt.reporting.figures.changes import changes_plot
-from flaxckpt.reporting.figures.costs import costs
-from flaxckpt.reporting.figures.metrics import metrics
-from flaxckpt.reporting.figures.plot import TEMPLATE
-from flaxckpt.reporting.figures.sizes import sizes
-from flaxckpt.reporting.figures.timeline import timeline
-from flaxckpt.reporting.subtrees import subtrees
+from flaxckpt.comparing import Changes, subtrees
+from flaxckpt.report import page
+from flaxckpt.report.figures import TEMPLATE, changes_plot, costs, metrics, sizes, timeline
 from tests.report import sample
 
 LEAVES = {"params/a/w": 800, "params/b/w": 100, "opt/mu": 900, "step": 0}
@@ -33,7 +27,7 @@ def coloured(value, colors):
     return colors[value[1:]] if isinstance(value, str) and value.startswith("$") else value
 
 
-@pytest.mark.parametrize("colors", [theme.LIGHT, theme.DARK])
+@pytest.mark.parametrize("colors", [page.LIGHT, page.DARK])
 def test_plotly_knows_all_that_is_asked_of_it(colors):
     objects = pytest.importorskip("plotly.graph_objects")
     facts = sample.facts()
@@ -46,7 +40,7 @@ def test_plotly_knows_all_that_is_asked_of_it(colors):
 
 
 def test_both_themes_have_the_same_colours():
-    assert theme.LIGHT.keys() == theme.DARK.keys()
+    assert page.LIGHT.keys() == page.DARK.keys()
 
 
 def test_the_timeline_has_a_lane_for_each_kind():

@@ -11,13 +11,11 @@ import pytest
 
 import flaxckpt
 from flaxckpt.cli import report as command
-from flaxckpt.cli.command import CliError, add_common
-from flaxckpt.cli.output import Output
-from flaxckpt.reporting.figures.sizes import sizes
-from flaxckpt.reporting.figures.timeline import timeline
-from flaxckpt.reporting.page import page
-from flaxckpt.reporting.report import write_report
-from flaxckpt.runs.run import Run
+from flaxckpt.cli.command import CliError, Output, add_common
+from flaxckpt.report.build import write_report
+from flaxckpt.report.figures import sizes, timeline
+from flaxckpt.report.page import page
+from flaxckpt.run.run import Run
 from tests import stores
 from tests.cli.shell import arguments
 from tests.report import browser, sample
@@ -38,9 +36,9 @@ SELECTORS = {
 
 def report(*arguments):
     parser = argparse.ArgumentParser()
-    command.COMMAND.add_arguments(parser)
+    command.add_arguments(parser)
     add_common(parser)
-    return command.COMMAND.run(parser.parse_args(list(map(str, arguments))), Output(is_json=False))
+    return command.run(parser.parse_args(list(map(str, arguments))), Output(is_json=False))
 
 
 @pytest.fixture(scope="module")

@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt.errors import ShardingError
-from flaxckpt.sharding.initial import InitialState
+from flaxckpt.sharding.abstract import InitialState
 from tests import zoo
 from tests.trees import assert_same
 

@@ -8,14 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from flaxckpt.sharding.chunks import (
-    Region,
-    chunk_region,
-    chunk_shape,
-    chunks_of,
-    region_of,
-    whole,
-)
+from flaxckpt.sharding.chunks import Region, chunk_region, chunk_shape, chunks_of, region_of, whole
 
 
 @st.composite

@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from jax.sharding import PartitionSpec as P
 
-from flaxckpt.sharding.optimizer import Annotated, index_by_last_key, mirrored_spec
+from flaxckpt.sharding.specs import Annotated, index_by_last_key, mirrored_spec
 
 PARAMS = index_by_last_key(
     [

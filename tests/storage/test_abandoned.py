@@ -7,13 +7,13 @@ import time
 
 import pytest
 
-from flaxckpt.storage import layout
-from flaxckpt.storage.commit import ABANDONED_SECS, commit_by_rename, remove_abandoned
+from flaxckpt.store import layout
+from flaxckpt.store.local import ABANDONED_SECS, commit_by_rename, remove_abandoned
 
 ATTEMPT = "0123456789ab"
 HOLD_THE_LOCK = """
 import pathlib, sys
-from flaxckpt.storage.commit import commit_by_rename
+from flaxckpt.store.local import commit_by_rename
 final = pathlib.Path(sys.argv[1])
 with commit_by_rename(final, "0123456789ab", overwrite=False, fsync=False) as path:
     (path / "half").write_text("written")

@@ -7,7 +7,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from flaxckpt.storage.buffers import ALIGNMENT, MIN_BYTES, empty
+from flaxckpt.store.ocdbt import ALIGNMENT, MIN_BYTES, empty
 
 
 @pytest.mark.parametrize("dtype", [np.uint8, np.float32, np.complex64, ml_dtypes.bfloat16, bool])

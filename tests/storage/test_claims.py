@@ -12,8 +12,10 @@ import pytest
 import tensorstore as ts
 
 from flaxckpt import errors
-from flaxckpt.storage import claims, layout, location
-from flaxckpt.storage.bucket import Bucket, BucketPath
+from flaxckpt.store import bucket as store_bucket
+from flaxckpt.store import layout
+from flaxckpt.store import store as store_store
+from flaxckpt.store.bucket import Bucket, BucketPath
 
 STEP = "run/7"
 MARKER, CLAIM = f"{STEP}/{layout.COMMIT_SUCCESS}", f"run/{layout.CLAIMS}/7"
@@ -183,7 +185,7 @@ def contents_of(attempt):
 
 def saved(final, attempt):
     """Saves; `attempt` when that went well."""
-    with claims.commit_by_claim(final, attempt, overwrite=False) as directory:
+    with store_bucket.commit_by_claim(final, attempt, overwrite=False) as directory:
         write(directory, attempt)
     return attempt
 
@@ -197,7 +199,7 @@ def finished(held, final, attempt):
 
 def taken_over(final, attempt):
     """As `saved`, by a writer that removes first what was left."""
-    claims.take_over(final.parent, final.name)
+    store_bucket.take_over(final.parent, final.name)
     return saved(final, attempt)
 
 
@@ -205,7 +207,7 @@ def begun(attempt):
     """A bucket with the claim of `attempt`, the step, and how that writer goes on."""
     bucket = Memory()
     final = BucketPath(bucket, STEP)
-    commit = claims.commit_by_claim(final, attempt, overwrite=False)
+    commit = store_bucket.commit_by_claim(final, attempt, overwrite=False)
     commit.__enter__()
     held = contextlib.ExitStack()
     held.push(commit)
@@ -290,7 +292,7 @@ def test_a_reader_never_sees_a_step_that_is_not_whole():
         return bucket, [lambda: finished(held, final, ZOMBIE), lambda: looked_at(final)]
 
     def looked_at(final):
-        found = location.committed_by(final)
+        found = store_store.committed_by(final)
         return None if found is None else (found, (final / DATA).read())
 
     def check(bucket, results, order):
@@ -332,7 +334,7 @@ def test_deleting_begins_with_the_marker_and_ends_with_the_claim():
     bucket = Memory()
     final = BucketPath(bucket, STEP)
     saved(final, ZOMBIE)
-    order, actor = [], Actor(lambda: claims.remove(final))
+    order, actor = [], Actor(lambda: store_bucket.remove(final))
     while actor.pending:
         order.append(actor.pending)
         actor.send()

@@ -7,9 +7,9 @@ import threading
 import pytest
 
 from flaxckpt.errors import StepExistsError
-from flaxckpt.storage import commit as commit_module
-from flaxckpt.storage import layout
-from flaxckpt.storage.commit import commit_by_rename, remove, remove_abandoned
+from flaxckpt.store import layout
+from flaxckpt.store import local as commit_module
+from flaxckpt.store.local import commit_by_rename, remove, remove_abandoned
 
 ATTEMPT = "0123456789ab"
 

@@ -9,8 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.storage.data_files import read, read_into
-from flaxckpt.storage.index import Place
+from flaxckpt.store.ocdbt import Place, read, read_into
 
 TEXT = bytes(range(256)) * 4
 

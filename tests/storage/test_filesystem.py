@@ -9,7 +9,7 @@ import pytest
 from etils import epath
 
 from flaxckpt.errors import DirectoryError
-from flaxckpt.storage.filesystem import (
+from flaxckpt.store.local import (
     check_writable,
     is_locked,
     local_path,
@@ -110,7 +110,7 @@ def test_to_ask_for_a_lock_takes_none(tmp_path):
 
 
 def test_another_process_sees_the_lock(tmp_path):
-    script = "import pathlib, sys; from flaxckpt.storage.filesystem import is_locked; "
+    script = "import pathlib, sys; from flaxckpt.store.local import is_locked; "
     script += "sys.exit(is_locked(pathlib.Path(sys.argv[1])))"
     command = [sys.executable, "-c", script, str(tmp_path)]
     with lock(tmp_path, shared=True):

@@ -9,8 +9,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.storage import data_files
-from flaxckpt.storage.index import Place, read_index
+from flaxckpt.store import ocdbt
+from flaxckpt.store.ocdbt import Place, read_index
 
 NODE_BYTES = 1000  # the least; a few dozen keys then make several levels
 CONFIG = {
@@ -37,7 +37,7 @@ def written(path, *transactions, **config):
 def read(path):
     """Every value by its key, by our reading."""
     return {
-        key: bytes(data_files.read(path, place)) if isinstance(place, Place) else place
+        key: bytes(ocdbt.read(path, place)) if isinstance(place, Place) else place
         for key, place in read_index(path).items()
     }
 

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flaxckpt.storage.layout import (
+from flaxckpt.store.layout import (
     host_name,
     new_attempt,
     parse_step,

@@ -8,8 +8,8 @@ import pytest
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.storage import filesystem, layout
-from flaxckpt.storage.marker import commit_by_marker
+from flaxckpt.store import layout, local
+from flaxckpt.store.local import commit_by_marker
 from tests.processes import run, start
 
 OPTIONS = flaxckpt.Options(atomic_rename=False)
@@ -112,7 +112,7 @@ def test_a_damaged_step_that_is_reached_again_is_saved_anew(directory):
 
 
 def test_deleting_begins_with_the_marker(directory, monkeypatch):
-    monkeypatch.setattr(filesystem, "remove_tree", lambda path: None)
+    monkeypatch.setattr(local, "remove_tree", lambda path: None)
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         ckpt.delete(2)
         assert ckpt.steps() == [1]
@@ -123,7 +123,7 @@ def test_what_a_dead_writer_claimed_is_removed_and_what_a_living_one_did_is_not(
     code = """
         import signal, sys
         from pathlib import Path
-        from flaxckpt.storage.marker import commit_by_marker
+        from flaxckpt.store.local import commit_by_marker
         with commit_by_marker(Path(sys.argv[1]) / "7", "a" * 12, overwrite=False, fsync=False):
             print("claimed", flush=True)
             signal.pause()
@@ -143,9 +143,9 @@ def test_what_a_dead_writer_claimed_is_removed_and_what_a_living_one_did_is_not(
 def test_killed_at_any_time_the_last_committed_step_is_whole(tmp_path):
     code = """
         import os, random, signal, sys, numpy as np, flaxckpt
-        from flaxckpt.storage import filesystem
+        from flaxckpt.store import local
         options = flaxckpt.Options(atomic_rename=False)
-        real, left = filesystem.write_file, int(sys.argv[2])
+        real, left = local.write_file, int(sys.argv[2])
         def write_file(path, data, *, fsync):
             global left
             left -= 1
@@ -155,7 +155,7 @@ def test_killed_at_any_time_the_last_committed_step_is_whole(tmp_path):
         with flaxckpt.CheckpointManager(sys.argv[1], options=options) as ckpt:
             if ckpt.next_step == 0:
                 ckpt.save(0, {"w": np.zeros(1000)}, wait=True)
-            filesystem.write_file = write_file
+            local.write_file = write_file
             ckpt.save(ckpt.next_step, {"w": np.full(1000, ckpt.next_step)})
     """
     newest = 0

@@ -7,9 +7,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.storage import data_files
-from flaxckpt.storage.index import Place, check_versions, read_index
-from flaxckpt.storage.tensorstore_io import INLINE_BYTES, create_store, write_all
+from flaxckpt.store import ocdbt
+from flaxckpt.store.ocdbt import (
+    INLINE_BYTES,
+    Place,
+    check_versions,
+    create_store,
+    read_index,
+    write_all,
+)
 
 BUFFER = 1 << 20
 
@@ -23,7 +29,7 @@ def written(path, items, buffer=BUFFER):
 def read(path):
     """Every key with its value, from the disk."""
     return {
-        key: bytes(data_files.read(path, place)) if isinstance(place, Place) else place
+        key: bytes(ocdbt.read(path, place)) if isinstance(place, Place) else place
         for key, place in read_index(path).items()
     }
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from flaxckpt.leaves.dtypes import ZARR_DATA_TYPES, Storage, parse_dtype, storage_of
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
-from flaxckpt.storage import zarr3
+from flaxckpt.store import zarr3
 
 DATA_TYPES = sorted(ZARR_DATA_TYPES)
 SHAPES = [

@@ -2,7 +2,7 @@
 
 import numpy as np
 
-from flaxckpt.restoring.leaf import as_leaf
+from flaxckpt.source.leaf import as_leaf
 
 
 def state_of(values):

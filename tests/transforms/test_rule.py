@@ -3,9 +3,10 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from flaxckpt import Drop, Leaf, Rename, checkpoint
+from flaxckpt import Drop, Leaf, Rename
 from flaxckpt.errors import RuleError, StructureMismatchError, UnsupportedLeafError
-from flaxckpt.transforms.rule import transformed
+from flaxckpt.source import checkpoint
+from flaxckpt.transforms import transformed
 from tests.transforms import state_of, values_of
 
 TREE = {"a": np.arange(3.0), "b": {"c": jnp.ones(2)}, "n": 7}

@@ -6,8 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import Mismatch
-from flaxckpt.tree.match import MAX_GUESSES, Gaps, Sides, match
-from flaxckpt.tree.pairing import Pairs
+from flaxckpt.tree.match import MAX_GUESSES, Gaps, Pairs, Sides, match
 
 sides = st.dictionaries(st.sampled_from("abcdef"), st.sampled_from(("f4[2]", "f4[3]", "i4[2]")))
 

@@ -12,8 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.pairing import pair, place_of
-from flaxckpt.tree.places import known_by, places
+from flaxckpt.tree.match import known_by, pair, place_of, places
 from flaxckpt.tree.structure import flatten
 
 PARAMS = {"b": np.zeros(1), "w": np.ones(2)}

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from flaxckpt.tree.select import selector, subtree_of
+from flaxckpt.tree.keypaths import selector, subtree_of
 
 names = st.text("ab./%\n", max_size=8)
 globs = st.lists(st.sampled_from(["a", "b", ".", "/", "*", "**", "**/", "?", "%", "\n"])).map(

@@ -1,0 +1,506 @@
+"""The figures of a report."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+from flaxckpt import text as text_module
+from flaxckpt.comparing import ROOT, Changes, Subtree, subtrees
+from flaxckpt.metadata.step_metadata import MAX_PAST
+from flaxckpt.report.facts import Facts, Save, Step
+from flaxckpt.text import axis_time, duration, label, moment, percent, short_title
+
+# What a plot is, and what all plots have in common.
+
+
+# What Plotly draws: `data`, a list of traces, and `layout`. A string that begins with $ is a
+# colour of the page by its name, which is not the same by day and by night.
+Figure = dict[str, Any]
+
+
+@dataclasses.dataclass(frozen=True)
+class Plot:
+    """A part of the page.
+
+    Attributes:
+      key: its id in the page.
+      title: its heading.
+      text: what it shows, for people; a sentence or two.
+      figures: the views of it that can be selected, by name; none when there is nothing to show.
+      height: how high it is at the least, in pixels; beside a higher one it is as high as that.
+      wide: whether it takes the whole width of a wide page.
+    """
+
+    key: str
+    title: str
+    text: str
+    figures: Mapping[str, Figure] = dataclasses.field(default_factory=dict)
+    height: int = 320
+    wide: bool = False
+
+
+def figure(data: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
+    """What Plotly draws."""
+    return {"data": list(data), "layout": layout}
+
+
+def trace(name: str, x: Sequence[Any], y: Sequence[Any], **how: Any) -> dict[str, Any]:
+    """Points or bars of one kind."""
+    return {"name": name, "x": list(x), "y": list(y), **how}
+
+
+def step_axis(**how: Any) -> dict[str, Any]:
+    """An axis of steps."""
+    return {"title": {"text": "step"}, "tickformat": ",d", **how}
+
+
+# How all plots look. `automargin` makes room for whatever labels there are.
+_AXIS = {
+    "automargin": True,
+    "gridcolor": "$grid",
+    "linecolor": "$grid",
+    "zeroline": False,
+    "tickcolor": "$grid",
+    "title": {"font": {"color": "$soft"}, "standoff": 8},
+    "tickfont": {"color": "$soft"},
+}
+TEMPLATE: Figure = {
+    "layout": {
+        "paper_bgcolor": "rgba(0,0,0,0)",
+        "plot_bgcolor": "rgba(0,0,0,0)",
+        "font": {"family": "system-ui, -apple-system, Segoe UI, sans-serif", "size": 13}
+        | {"color": "$ink"},
+        "margin": {"l": 8, "r": 12, "t": 8, "b": 8, "pad": 4},
+        "xaxis": _AXIS,
+        "yaxis": _AXIS,
+        "legend": {"orientation": "h", "x": 0, "y": 1, "yanchor": "bottom", "xanchor": "left"},
+        "hoverlabel": {"bgcolor": "$surface", "bordercolor": "$grid", "font": {"color": "$ink"}},
+        "modebar": {"bgcolor": "rgba(0,0,0,0)", "color": "$muted", "activecolor": "$ink"},
+    }
+}
+
+
+# How much each part of the state changed from step to step.
+
+
+_KEY, _TITLE = "changes", "How much changed"
+_ROW, _CHANGES_AXES = 22, 110
+
+
+def changes_plot(found: Changes) -> Plot:
+    """The heatmap: subtrees by pairs of steps."""
+    if not found.names:
+        return without_changes("The steps have no arrays of floating-point numbers.")
+    said = (
+        "From each step that is kept to the next: the L2 norm of the difference, as a part of the "
+        "norm before. What is blank did not change, or cannot be compared."
+    )
+    if found.uncompared:
+        said += f" Arrays that are not in all of these steps with one shape: {found.uncompared}."
+    height = _ROW * len(found.names) + _CHANGES_AXES
+    return Plot(_KEY, _TITLE, said, {_KEY: _heatmap(found)}, height)
+
+
+def without_changes(why: str) -> Plot:
+    """What is there instead."""
+    return Plot(_KEY, _TITLE, why)
+
+
+def _heatmap(found: Changes) -> Figure:
+    """The picture; colours are of logarithms."""
+    logs = [[_log(value) for value in row] for row in found.values]
+    known = [value for row in logs for value in row if value is not None]
+    names = [label(name or ROOT) for name in found.names]
+    heat = {
+        "type": "heatmap",
+        "x": [f"{new:,}" for _, new in found.pairs],
+        "y": list(range(len(names))),  # short names need not differ
+        "z": logs,
+        "text": [
+            [percent(value) if _log(value) is not None else "" for value in row]
+            for row in found.values
+        ],
+        "texttemplate": "%{text}" if len(found.pairs) <= 10 else "",
+        "customdata": [
+            [
+                [name, f"{old:,} → {new:,}: {_changes_said(value)}"]
+                for (old, new), value in zip(found.pairs, row, strict=True)
+            ]
+            for name, row in zip(names, found.values, strict=True)
+        ],
+        "hovertemplate": "%{customdata[0]}<br>%{customdata[1]}<extra></extra>",
+        "colorscale": [[i / 4, f"$heat{i}"] for i in range(5)],
+        "colorbar": _colorbar(known),
+        "xgap": 2,
+        "ygap": 2,
+    }
+    rows = {
+        "autorange": "reversed",
+        "tickvals": heat["y"],
+        "ticktext": [label(short_title(name or ROOT)) for name in found.names],
+        "showgrid": False,
+    }
+    columns = {
+        "title": {"text": "step"},
+        "type": "category",
+        "showgrid": False,
+        "nticks": 6,
+        "tickangle": 0,
+    }
+    return figure([heat], xaxis=columns, yaxis=rows)
+
+
+def _log(value: float) -> float | None:
+    """The logarithm of a change that has one."""
+    return math.log10(value) if value and math.isfinite(value) else None
+
+
+def _changes_said(value: float) -> str:
+    """A change in words."""
+    if math.isnan(value):
+        return "cannot be compared"
+    if math.isinf(value):
+        return "it was all zeros before"
+    return percent(value) if value else "unchanged"
+
+
+def _colorbar(known: list[float]) -> dict[str, object]:
+    """Ticks at powers of ten."""
+    low, high = math.floor(min(known, default=0)), math.ceil(max(known, default=0))
+    every = max(1, math.ceil((high - low) / 5))
+    ticks = list(range(low, high + 1, every))
+    return {
+        "tickvals": ticks,
+        "ticktext": [percent(10.0**tick) for tick in ticks],
+        "thickness": 10,
+        "ypad": 4,
+        "outlinewidth": 0,
+        "orientation": "h",
+        "y": 1,
+        "yanchor": "bottom",
+        "len": 1,
+        "tickangle": 0,
+        "x": 0,
+        "xanchor": "left",
+        "tickfont": {"color": "$soft", "size": 11},
+    }
+
+
+# What saves cost, beside the time that the loop trained between them.
+
+
+# In seconds; a logarithmic axis of times is read best in their units.
+_TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0, 864000.0)
+_Measure = Callable[[Save], float | None]
+_MEASURES: dict[str, tuple[str, _Measure]] = {
+    "trained before it": ("$line", lambda save: save.trained),
+    "until committed": ("$aqua", lambda save: save.seconds),
+    "loop blocked": ("$red", lambda save: save.blocked),
+}
+
+
+def costs(facts: Facts) -> Plot:
+    """How long each save took, on a logarithmic axis, and what part of the time it blocked."""
+    figures = {}
+    if facts.saves:
+        figures["times (logarithmic)"] = _seconds(facts.saves)
+    if facts.overhead is not None:
+        figures["share of the loop's time"] = _shares(facts.saves)
+    return Plot("costs", "What saves cost", _costs_text(facts), figures)
+
+
+def _costs_text(facts: Facts) -> str:
+    """What it says."""
+    if not facts.saves:
+        return "Nothing is known of what the saves of this run cost."
+    if facts.overhead is None:
+        return "How long each save took until it was committed, and blocked the loop."
+    blocked, trained = facts.overhead
+    share = percent(blocked / ((blocked + trained) or 1.0))
+    return (
+        f"Saves blocked the loop for {duration(blocked)} of {duration(blocked + trained)}: {share}."
+    )
+
+
+def _seconds(saves: Sequence[Save]) -> Figure:
+    """The times as groups of bars."""
+    traces = [
+        trace(
+            title,
+            [f"{save.step:,}" for save in saves],
+            [measure(save) or None for save in saves],  # a logarithm of nothing there is not
+            type="bar",
+            marker={"color": color},
+            customdata=[duration(measure(save) or 0.0) for save in saves],
+            hovertemplate="step %{x}: %{customdata}<extra>%{fullData.name}</extra>",
+        )
+        for title, (color, measure) in _MEASURES.items()
+    ]
+    axis: dict[str, object] = {
+        "type": "log",
+        "tickvals": _TICKS,
+        "ticktext": [duration(tick) for tick in _TICKS],
+    }
+    axis["range"] = _decades([measure(s) for s in saves for _, measure in _MEASURES.values()])
+    return figure(traces, barmode="group", xaxis=_steps(), yaxis=axis)
+
+
+def _decades(values: Sequence[float | None]) -> list[int]:
+    """The whole decades, as powers of ten, that `values` lie in; those without a logarithm do not.
+
+    Example:
+      >>> _decades([0.02, 3.0, 0.0, None])
+      [-2, 1]
+    """
+    known = [math.log10(value) for value in values if value is not None and value > 0] or [0.0]
+    # The smallest shall be a bar, be it short.
+    return [math.floor(min(known) - 0.1), math.ceil(max(known))]
+
+
+def _shares(saves: Sequence[Save]) -> Figure:
+    """What part of the time from save to save the loop was blocked."""
+    known = [(save, share) for save in saves if (share := _share(save)) is not None]
+    bars = trace(
+        "loop blocked",
+        [f"{save.step:,}" for save, _ in known],
+        [share for _, share in known],
+        type="bar",
+        marker={"color": "$red"},
+        hovertemplate="step %{x}: %{y:.3%}<extra></extra>",
+    )
+    axis = {"tickformat": "~%", "rangemode": "tozero", "title": {"text": "blocked"}}
+    return figure([bars], xaxis=_steps(), yaxis=axis)
+
+
+def _steps() -> dict[str, object]:
+    """Steps as names: a bar is as wide for a save out of turn as for others."""
+    return {"title": {"text": "step"}, "type": "category", "nticks": 6, "tickangle": 0}
+
+
+def _share(save: Save) -> float | None:
+    """The part of the time since the save before that this one blocked."""
+    if save.blocked is None or save.trained is None:
+        return None
+    return save.blocked / ((save.blocked + save.trained) or 1.0)
+
+
+# The metrics of the steps, with the best step marked.
+
+
+_HOVER = "step %{x:,}: %{y}<extra></extra>"
+
+
+def metrics(facts: Facts) -> Plot:
+    """The curve of each metric."""
+    figures = {name: _curve(facts, name) for name in facts.metric_names}
+    return Plot("metrics", "Metrics", _metrics_text(facts), figures)
+
+
+def _metrics_text(facts: Facts) -> str:
+    """What it says."""
+    if not facts.metric_names:
+        return "The steps of this run were saved without metrics."
+    if facts.metric is None:
+        return "There are several metrics: --metric says which one decides what is best."
+    best, which = facts.best, "smallest" if facts.mode == "min" else "largest"
+    if best is None:
+        return f"No step that is kept has the metric {facts.metric}."
+    value = text_module.number(best.metrics[facts.metric])
+    return f"Of the steps that are kept, {best.step:,} has the {which} {facts.metric}: {value}."
+
+
+def _curve(facts: Facts, name: str) -> Figure:
+    """The metric `name` of all steps that have it."""
+    known = [step for step in facts.steps if name in step.metrics]
+    line = _metrics_points("all", known, name, mode="lines", line={"color": "$line", "width": 1.5})
+    kept = [step for step in known if step.is_kept]
+    gone = [step for step in known if not step.is_kept]
+    traces = [line | {"showlegend": False, "hoverinfo": "skip", "hovertemplate": None}]
+    if gone:
+        traces.append(_marked("deleted", gone, name, "circle-open", "$muted", 7))
+    traces.append(_marked("kept", kept, name, "circle", "$blue", 9))
+    if facts.best and name in facts.best.metrics:
+        traces.append(_marked("best", [facts.best], name, "star", "$yellow", 18))
+    return figure(traces, xaxis=step_axis(), yaxis={"title": {"text": label(name)}})
+
+
+def _metrics_points(title: str, steps: Sequence[Step], name: str, **how: Any) -> dict[str, Any]:
+    """The metric `name` of some steps."""
+    values = [step.metrics[name] for step in steps]
+    return trace(title, [s.step for s in steps], values, hovertemplate=_HOVER, **how)
+
+
+def _marked(
+    title: str, steps: Sequence[Step], name: str, symbol: str, color: str, size: int
+) -> dict[str, Any]:
+    """As markers."""
+    marker = {"symbol": symbol, "color": color, "size": size}
+    if symbol == "star":
+        marker["line"] = {"color": "$ink", "width": 1}
+    return _metrics_points(title, steps, name, mode="markers", marker=marker)
+
+
+# The bytes of a step, by subtree.
+
+
+_HEIGHT = 420
+# Of more, those at the deepest level are one.
+_MOST = 1500
+_LEVELS = 5
+_COLORS = ("$blue", "$aqua", "$violet", "$orange", "$green", "$magenta", "$yellow", "$red")
+
+
+def sizes(step: int, leaves: Mapping[str, int]) -> Plot:
+    """The treemap of a step, of which `leaves` has the size in bytes of each leaf."""
+    parts = subtrees(leaves, _MOST)
+    title = "What takes the room"
+    if not parts:
+        return Plot("sizes", title, f"Step {step:,} has no arrays.")
+    said = (
+        f"The arrays of step {step:,}: {text_module.size(parts[0].nbytes)} in "
+        f"{text_module.plural(parts[0].leaves, 'leaf')} that have some. Click a part to open it."
+    )
+    return Plot("sizes", title, said, {"sizes": _treemap(step, parts)}, _HEIGHT)
+
+
+def _treemap(step: int, parts: Sequence[Subtree]) -> Figure:
+    """The subtrees as a treemap; a subtree has the colour of what is topmost above it."""
+    above = dict.fromkeys(part.name.partition("/")[0] for part in parts if part.name)
+    colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(above)}
+    whole = parts[0].nbytes
+    map_ = {
+        "type": "treemap",
+        "ids": [f"/{part.name}" for part in parts],
+        "labels": [label(part.label) if part.name else f"step {step:,}" for part in parts],
+        "parents": ["" if part.parent is None else f"/{part.parent}" for part in parts],
+        "values": [part.nbytes for part in parts],
+        "customdata": [_sizes_said(part, whole) for part in parts],
+        "branchvalues": "total",
+        "maxdepth": _LEVELS,
+        "texttemplate": "%{label}<br>%{customdata[0]}",
+        "hovertemplate": "%{customdata[1]}<br>%{customdata[0]}, %{customdata[2]}<extra></extra>",
+        "marker": {
+            "colors": [colors.get(part.name.partition("/")[0], "$surface") for part in parts],
+            "line": {"color": "$surface", "width": 1},
+            "pad": {"t": 20, "l": 3, "r": 3, "b": 3},
+            "depthfade": False,
+        },
+        "textfont": {"color": ["$surface" if part.name else "$ink" for part in parts]},
+        "tiling": {"pad": 2},
+        "pathbar": {"visible": True, "thickness": 22, "textfont": {"color": "$ink"}},
+    }
+    return figure([map_], uniformtext={"minsize": 10, "mode": "hide"})
+
+
+def _sizes_said(part: Subtree, whole: int) -> list[str]:
+    """Its size, its name, and what it is of the whole."""
+    leaves = text_module.plural(part.leaves, "leaf")
+    return [
+        text_module.size(part.nbytes),
+        label(part.name or part.label),
+        f"{text_module.share(part.nbytes, whole)} of the step, {leaves}",
+    ]
+
+
+# The timeline: which steps are there, which are gone, and what they are.
+
+
+_NO_HISTORY = (
+    "Its newest step remembers no saves before it (an older flaxckpt wrote it): steps that are "
+    "gone, and what their saves cost, are not known."
+)
+_LANE, _TIMELINE_AXES = 44, 84
+
+
+class _Lane(NamedTuple):
+    """Points of one kind: where they lie, what is said of each, and how they look."""
+
+    name: str
+    points: Sequence[tuple[int, float | None, str]]
+    symbol: str
+    color: str
+
+
+def timeline(facts: Facts) -> Plot:
+    """The timeline by step, and by time."""
+    lanes = [lane for lane in _lanes(facts) if lane.points]
+    figures = {"by step": _figure(lanes, lambda p: p[0], step_axis())}
+    if any(point[1] is not None for lane in lanes for point in lane.points):
+        when = {"title": {"text": "time (UTC)"}, "type": "date"}
+        figures["by time"] = _figure(lanes, lambda p: p[1] and axis_time(p[1]), when)
+    height = _LANE * len(lanes) + _TIMELINE_AXES
+    return Plot("timeline", "Steps", _timeline_text(facts), figures, height, wide=True)
+
+
+def _timeline_text(facts: Facts) -> str:
+    """What it says."""
+    gone = len(facts.steps) - len(facts.kept)
+    said = f"{text_module.plural(len(facts.kept), 'step')} kept"
+    if not facts.has_history:
+        return f"{said}. {_NO_HISTORY}"
+    more = f" The last {MAX_PAST} saves are remembered." if len(facts.saves) > MAX_PAST else ""
+    return f"{said}, {gone} deleted.{more}"
+
+
+def _lanes(facts: Facts) -> list[_Lane]:
+    """All kinds of points, the topmost first."""
+    best = facts.best
+    damaged = [step for step in facts.kept if step.is_damaged]
+    return [
+        _Lane("kept", _timeline_points(facts.readable), "circle", "$blue"),
+        _Lane("best", _timeline_points([best] if best else []), "star", "$yellow"),
+        _Lane(
+            "pinned", _timeline_points([s for s in facts.kept if s.is_pinned]), "diamond", "$violet"
+        ),
+        _Lane("damaged", _timeline_points(damaged), "x", "$red"),
+        _Lane(
+            "deleted",
+            _timeline_points([s for s in facts.steps if not s.is_kept]),
+            "x-thin",
+            "$muted",
+        ),
+    ]
+
+
+def _timeline_points(steps: Sequence[Step]) -> list[tuple[int, float | None, str]]:
+    """The points of some steps."""
+    return [(step.step, step.time, _timeline_said(step)) for step in steps]
+
+
+def _timeline_said(step: Step) -> str:
+    """What is known of a step."""
+    known = [moment(step.time), "" if step.nbytes is None else text_module.size(step.nbytes)]
+    known += [f"{label(name)}: {text_module.number(value)}" for name, value in step.metrics.items()]
+    return "<br>".join(filter(None, known))
+
+
+def _figure(lanes: Sequence[_Lane], place: Callable[[Any], Any], axis: dict[str, Any]) -> Figure:
+    """The lanes along an axis, on which a point has its `place`."""
+    rows = {
+        "type": "category",
+        "categoryorder": "array",
+        "categoryarray": [lane.name for lane in reversed(lanes)],
+        "range": [-0.6, len(lanes) - 0.4],
+        "fixedrange": True,
+    }
+    traces = [_trace(lane, place) for lane in lanes]
+    return figure(traces, xaxis=axis, yaxis=rows, showlegend=False, hovermode="closest")
+
+
+def _trace(lane: _Lane, place: Callable[[Any], Any]) -> dict[str, Any]:
+    """One lane."""
+    size = 13 if lane.symbol in ("star", "diamond") else 10
+    line = {"color": lane.color, "width": 2} if lane.symbol == "x-thin" else {"width": 0}
+    return trace(
+        lane.name,
+        [place(point) for point in lane.points],
+        [lane.name] * len(lane.points),
+        mode="markers",
+        marker={"symbol": lane.symbol, "color": lane.color, "size": size, "line": line},
+        cliponaxis=False,
+        customdata=[[point[0], point[2]] for point in lane.points],
+        hovertemplate="step %{customdata[0]:,}<br>%{customdata[1]}<extra>%{fullData.name}</extra>",
+    )

@@ -1,1 +1,0 @@
-"""The plots of the page. Each module makes one: from facts to what Plotly draws. Pure."""

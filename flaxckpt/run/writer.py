@@ -1,0 +1,387 @@
+"""Saving steps in the background."""
+
+from __future__ import annotations
+
+import atexit
+import collections
+import dataclasses
+import functools
+import logging
+import math
+import queue
+import threading
+import time
+import traceback
+import weakref
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+from flaxckpt.errors import (
+    BackgroundSaveError,
+    CheckpointNotFoundError,
+    DirectoryError,
+    InvalidMetricError,
+    SaveTimeoutError,
+    StepPinnedError,
+)
+from flaxckpt.items.item import Place, check_names
+from flaxckpt.metadata import step_metadata
+from flaxckpt.metadata.step_metadata import MAX_PAST, CheckpointMetadata, PastSave
+from flaxckpt.multihost import PATIENCE, Group, Meeting
+from flaxckpt.options import Options
+from flaxckpt.run.costs import Accounts, Cost
+from flaxckpt.run.retention import Keep, Metric, Mode
+from flaxckpt.run.run import Run, history
+from flaxckpt.saving import contents
+from flaxckpt.saving.save import check_vacant
+from flaxckpt.saving.save_plan import SavePlan
+from flaxckpt.saving.snapshot import Feed, Piece, State, as_saved, hold, stream_all, take_apart
+from flaxckpt.saving.writing import Job, write
+from flaxckpt.store import layout, store
+from flaxckpt.store.bucket import BucketPath
+from flaxckpt.store.store import Location
+
+# One task at a time in the background, with its failure kept until somebody hears of it.
+
+
+logger = logging.getLogger("flaxckpt")
+
+
+class _Task:
+    """Something to do, called `name` in errors, and whether it is done."""
+
+    def __init__(self, name: str, run: Callable[[], None]):
+        """Not done yet."""
+        self.name, self.run = name, run
+        self.done = threading.Event()
+
+
+class Background:
+    """Runs one task at a time in a thread of its own.
+
+    A script that ends waits for it, however it ends: by its last line, `sys.exit` or an exception.
+    """
+
+    def __init__(self, timeout_secs: float) -> None:
+        """Nothing runs; what will is waited for so long."""
+        self.timeout_secs = timeout_secs
+        self._tasks: queue.SimpleQueue[_Task | None] | None = None
+        self._task: _Task | None = None
+        self._at_exit: Callable[[], None] | None = None
+        self._failure: tuple[str, BaseException] | None = None
+        self.last_error: BaseException | None = None
+
+    @property
+    def busy(self) -> bool:
+        """Whether a task is running."""
+        return self._task is not None and not self._task.done.is_set()
+
+    def start(self, name: str, task: Callable[[], None]) -> None:
+        """Runs `task`, called `name` in errors; the one before it has ended and was raised."""
+        self._task = _Task(name, functools.partial(self._run, name, task))
+        self._at_exit = functools.partial(_finish, self._task, self.timeout_secs)
+        atexit.register(self._at_exit)
+        self._queue().put(self._task)
+
+    def _queue(self) -> queue.SimpleQueue[_Task | None]:
+        """What the thread takes its tasks from; the thread ends when this object is gone.
+
+        It is one thread for all tasks: the C library gives each new one a heap of its own, and
+        the chunks of every save would lie in another.
+        """
+        if self._tasks is None:
+            self._tasks = queue.SimpleQueue()
+            weakref.finalize(self, self._tasks.put, None)
+            # A daemon, because Python would wait for any other thread without a bound; and no
+            # pool of Python's, because those take no work once the interpreter is ending.
+            serve = functools.partial(_serve, self._tasks)
+            threading.Thread(target=serve, name="flaxckpt-save", daemon=True).start()
+        return self._tasks
+
+    def _run(self, name: str, task: Callable[[], None]) -> None:
+        """Runs `task` and keeps what it raises; nobody is there to catch it."""
+        try:
+            task()
+        except BaseException as error:  # noqa: BLE001 - raised again by `raise_failure`
+            # The frames hold the snapshot: every byte of the state, and the disk may be full.
+            del task
+            _forget_frames(error)
+            self.last_error, self._failure = error, (name, error)
+            logger.error("%s failed: %s: %s", name, type(error).__name__, error)
+
+    def join(self) -> None:
+        """Waits for the running task.
+
+        Raises:
+          SaveTimeoutError: when it takes too long.
+        """
+        if self._task is None:
+            return
+        if not self._task.done.wait(min(self.timeout_secs, threading.TIMEOUT_MAX)):
+            raise SaveTimeoutError(
+                f"{self._task.name} did not end within {self.timeout_secs:g} s. It goes on; "
+                "wait again, or give Options(timeout_secs=...) more."
+            )
+        self._task = None
+        if self._at_exit is not None:
+            atexit.unregister(self._at_exit)
+
+    def raise_failure(self) -> None:
+        """Raises the failure of the last task, once.
+
+        Raises:
+          BackgroundSaveError: from the original exception.
+        """
+        if self._failure is None:
+            return
+        (name, error), self._failure = self._failure, None
+        raise BackgroundSaveError(
+            f"{name} failed in the background: {type(error).__name__}: {str(error).rstrip('.')}. "
+            "The steps before it are intact. Remove the cause, and save again."
+        ) from error
+
+
+def _forget_frames(error: BaseException | None) -> None:
+    """Drops what the frames of `error`, and of those it came from, hold; it prints as before."""
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
+
+
+def _serve(tasks: queue.SimpleQueue[_Task | None]) -> None:
+    """Runs one task after the other until there is a `None`; keeps nothing of what is done."""
+    while (task := tasks.get()) is not None:
+        run, done = task.run, task.done
+        del task.run, task
+        run()
+        del run
+        done.set()
+        del done
+
+
+def _finish(task: _Task, timeout_secs: float) -> None:
+    """Waits for `task` while the interpreter ends, and says so."""
+    if task.done.is_set():
+        return
+    logger.warning("%s: the script ends, waiting for it at most %g s", task.name, timeout_secs)
+    if not task.done.wait(min(timeout_secs, threading.TIMEOUT_MAX)):
+        logger.error("%s did not end within %g s and is given up", task.name, timeout_secs)
+
+
+# Writing the steps of a run: snapshot on the caller's thread, the rest in the background.
+
+
+@dataclasses.dataclass(frozen=True)
+class Retention:
+    """Which steps of a run are kept, and what decides which is best."""
+
+    keep: Keep
+    metric: Metric
+    mode: Mode
+
+    def check(self, metrics: Mapping[str, float]) -> None:
+        """Refuses metrics without the one that decides; a step without any is never best.
+
+        Raises:
+          InvalidMetricError: in that case.
+        """
+        if callable(self.metric):
+            return
+        decides = self.metric or (next(iter(metrics)) if len(metrics) == 1 else None)
+        if metrics and decides not in metrics and (self.metric or self.keep.best):
+            raise InvalidMetricError(
+                f"metric={self.metric!r} decides what is best, and this save has the metrics "
+                f"{', '.join(metrics)}. Give CheckpointManager(metric=...) the name of one that is "
+                "always there."
+            )
+
+
+@dataclasses.dataclass
+class _Save:
+    """One step that is being saved.
+
+    Attributes:
+      step: its number.
+      job: what is written, and where.
+      meeting: of the processes that write it.
+      began: when the loop called, in seconds.
+      blocked: for how many seconds the loop waited, if not for all.
+    """
+
+    step: int
+    job: Job
+    meeting: Meeting
+    began: float
+    blocked: float | None = None
+
+
+class Writer:
+    """Writes one step at a time, and deletes steps after each commit."""
+
+    def __init__(
+        self,
+        run: Run,
+        retention: Retention,
+        options: Options,
+        accounts: Accounts | None = None,
+        *,
+        async_: bool,
+    ):
+        """A writer for `run`, which tells `accounts` of what it does."""
+        self.background = Background(options.timeout_secs)
+        self._run, self._retention, self._options = run, retention, options
+        self._async, self._accounts = async_, accounts
+        self._plan: SavePlan | None = None
+        self._item_plans: dict[str, SavePlan] = {}
+        self._is_prepared = False
+        self._past: collections.deque[PastSave] | None = None
+
+    def save(
+        self,
+        step: int,
+        state: Any,
+        metrics: Mapping[str, Any],
+        metadata: Mapping[str, Any],
+        *,
+        overwrite: bool,
+        group: Group,
+        attempt: str | None = None,
+        items: Mapping[str, Any] | None = None,
+        place: Place | None = None,
+    ) -> None:
+        """Saves `state` as `step`, with all of `group`; returns when state and items may change.
+
+        The save before this one is waited for, and its failure is raised. The `attempt` is the id
+        of the save, if it has one already; `place` is that of this process, if not in `group`.
+        """
+        began = time.monotonic()
+        numbers = step_metadata.check_metrics(metrics)
+        self._retention.check(numbers)
+        user_metadata = step_metadata.check_metadata(metadata)
+        check_names(items or ())
+        self.wait()
+        patience = 1.0 if group.process is None else PATIENCE
+        self.background.timeout_secs = patience * self._options.timeout_secs
+        path = self._run.path(step)
+        meeting = group.meet(f"saving step {step} of {self._run.directory}")
+        with meeting.reporting():
+            started = time.time_ns()
+            admitted = meeting.decide(functools.partial(self._admit, step, overwrite))
+            described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
+            where = place or Place(group.index, group.count)
+            encoded = contents.encode(items or {}, where)
+            chunk_bytes, process = self._options.chunk_bytes, group.process
+            kept = as_saved(state, self._options.save_dtype)
+            taken = take_apart(kept, chunk_bytes, self._plan, process)
+            of_items, states = contents.take_items_apart(
+                encoded, where, chunk_bytes, self._item_plans, process
+            )
+            self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
+            tree = contents.Tree(layout.ITEM, taken.plan)
+            job = Job(tree, path, described, overwrite, self._options, tuple(of_items))
+            self._start(_Save(step, job, meeting, began), [taken, *states])
+
+    def _admit(self, step: int, overwrite: bool) -> str:
+        """The id of an attempt to save `step`, once that is known to be possible."""
+        if isinstance(self._run.directory, BucketPath) and not self._is_prepared:
+            # Not when the run was opened: another writer's claims look like those of one that is
+            # gone, and whoever only pins a step must not take them over.
+            store.prepare(self._run.directory, self._options)
+            log_removed(store.remove_abandoned(self._run.directory, self._options))
+            self._is_prepared = True
+        check_vacant(self._run.path(step), overwrite=overwrite)
+        self._run.check_not_pinned(step)
+        return layout.new_attempt()
+
+    def wait(self) -> None:
+        """Waits for the save in flight and raises its failure."""
+        self.background.join()
+        self.background.raise_failure()
+
+    def _start(self, save: _Save, states: Sequence[State]) -> None:
+        """Writes `states`, or sees to it that they are written whatever becomes of them."""
+        limit = self._options.snapshot_bytes
+        if not self._async:
+            self._write(save, stream_all(states, limit, copy=False))
+        elif limit is None or save.job.held_bytes <= limit:
+            pieces = hold(*states)
+            save.blocked = time.monotonic() - save.began
+            self._begin(save, functools.partial(self._write, save, pieces))
+        else:
+            feed = Feed(limit // 2)
+            self._begin(save, functools.partial(self._write_fed, save, feed))
+            went_on = feed.put_all(stream_all(states, limit // 2, copy=True))
+            save.blocked = time.monotonic() - save.began
+            feed.end()
+            if not went_on:
+                self.wait()
+
+    def _begin(self, save: _Save, task: Callable[[], None]) -> None:
+        """Has the background write."""
+        self.background.start(f"saving step {save.step} to {self._run.directory}", task)
+
+    def _write_fed(self, save: _Save, feed: Feed) -> None:
+        """As `_write`; when it fails, the loop's thread is not kept waiting."""
+        try:
+            self._write(save, feed)
+        finally:
+            feed.stop()
+
+    def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
+        """Writes and commits one step, then deletes what is no longer kept."""
+        job, is_leader = save.job, save.meeting.group.is_leader
+        if is_leader:  # in the background: it may read the metadata of the step before
+            with save.meeting.reporting():
+                job = dataclasses.replace(job, past=self._remembered())
+        write(job, pieces, save.meeting)
+        self._run.forget(save.step)
+        plan, seconds = job.state.plan, time.monotonic() - save.began
+        blocked = seconds if save.blocked is None else save.blocked
+        cost = Cost(save.step, len(plan.records), plan.nbytes, seconds, blocked)
+        logger.info("saved step %d: %s, to %s", save.step, cost, job.final)
+        self._remember(cost, job.described.metrics)
+        if is_leader:
+            self._delete_unkept(save.step)
+
+    def _remember(self, cost: Cost, metrics: Mapping[str, float]) -> None:
+        """Remembers a save, for the next ones to tell of it."""
+        past = [] if self._past is None else self._past  # only process 0 remembers
+        known = {name: value for name, value in metrics.items() if math.isfinite(value)}
+        times = (time.time(), cost.seconds, cost.blocked_seconds)
+        past.append(PastSave(cost.step, *times, cost.leaves, cost.nbytes, known))
+        if self._accounts is not None:
+            self._accounts.saved(cost)
+
+    def _remembered(self) -> tuple[PastSave, ...]:
+        """The saves of the run so far; what its newest step knows, when this is the first."""
+        if self._past is None:
+            self._past = collections.deque(history(self._run, self._options), maxlen=MAX_PAST)
+        return tuple(self._past)
+
+    def _delete_unkept(self, saved: int) -> None:
+        """Deletes the steps that are not to be kept. Only called after the commit of `saved`.
+
+        That step stays, even when it is not the newest: a loop that went back to an older step
+        must find what it saved since.
+        """
+        if self._retention.keep.everything:
+            return
+        infos = self._run.infos(self._retention.metric)
+        kept = self._retention.keep.select(infos, mode=self._retention.mode) | {saved}
+        for step in sorted({info.step for info in infos} - kept):
+            try:
+                self._run.delete(step)
+            except (StepPinnedError, CheckpointNotFoundError):
+                continue  # only now is it looked up whether a step is pinned, or gone
+            except OSError as error:
+                raise DirectoryError(
+                    f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
+                    f"deleted: {error}. Remove the cause: the next save tries it again."
+                ) from error
+            logger.debug("deleted step %d of %s", step, self._run.directory)
+
+
+def log_removed(paths: Iterable[Location]) -> None:
+    """Says what writers that are gone had left."""
+    for path in paths:
+        logger.info("removed %s, left by a save that never ended", path)

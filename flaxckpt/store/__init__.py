@@ -1,0 +1,1 @@
+"""Where a checkpoint lies: a Store, in a directory or in a bucket."""
