@@ -20,7 +20,6 @@ from flax.training.train_state import TrainState
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import flaxckpt
-from flaxckpt import exporting as export
 from flaxckpt import exporting as export_values
 from flaxckpt.errors import (
     CheckpointNotFoundError,
@@ -29,6 +28,7 @@ from flaxckpt.errors import (
     StepExistsError,
     UnsupportedLeafError,
 )
+from flaxckpt.exporting import export
 from flaxckpt.formats.safetensors import DTYPES
 from flaxckpt.options import MIB, Options
 from tests import processes, stores

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import NamedTuple
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.formats.detect import find_reader
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import CheckpointMetadata
 from flaxckpt.options import Options
@@ -199,6 +198,8 @@ def others(directory: Location, names: Iterable[str]) -> list[Other]:
     Raises:
       CheckpointNotFoundError: when `directory` itself is a checkpoint.
     """
+    from flaxckpt.formats.detect import find_reader  # only here are numpy and TensorStore needed
+
     if (reader := find_reader(directory)) is not None:
         raise CheckpointNotFoundError(
             f"{directory} is one checkpoint of {reader.NAME}, and no run. Use flaxckpt show "

@@ -177,7 +177,7 @@ def test_remove_deletes_one_checkpoint(tmp_path, fsync):
 
 def test_a_checkpoint_that_is_removed_loses_its_name_first(tmp_path, monkeypatch):
     write(tmp_path / "1")
-    monkeypatch.setattr(commit_module.filesystem, "remove_tree", lambda _: None)
+    monkeypatch.setattr(commit_module, "remove_tree", lambda _: None)
     remove(tmp_path / "1", fsync=False)
     (left,) = listing(tmp_path)
     assert layout.parse_temporary(left)
