@@ -212,6 +212,8 @@ def others(directory: Location, names: Iterable[str]) -> list[Other]:
 
 def _look_at_other(directory: Location, name: str) -> Other | None:
     """What is at `name`, if that is a checkpoint."""
+    from flaxckpt.formats.detect import find_reader
+
     path = directory / name
     if (reader := find_reader(path)) is None:
         return None
