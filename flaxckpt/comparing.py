@@ -16,6 +16,7 @@ from flaxckpt.leaves.spec import nbytes_of
 from flaxckpt.sharding.chunks import Region, Shape, chunks_of, whole
 from flaxckpt.source.checkpoint import Checkpoint, SavedLeaf, Source, open_item
 from flaxckpt.source.chunk_reads import ArrayRead
+from flaxckpt.source.reads import read_each
 from flaxckpt.store import layout
 from flaxckpt.text import class_of
 from flaxckpt.tree.node import Node, named_nodes
@@ -52,8 +53,6 @@ def read_blocks(source: Source, regions: Sequence[tuple[SavedLeaf, Region]]) -> 
     Raises:
       CorruptCheckpointError: when something is missing or damaged; the leaf is named.
     """
-    from flaxckpt.source.leaf import read_each  # which needs jax; the structure alone does not
-
     values = read_each(source, reads(regions), AHEAD_BYTES)
     yield from (Block(*block, found) for block, found in zip(regions, values, strict=True))
 

@@ -20,17 +20,17 @@ import orjson
 from flaxckpt.errors import DirectoryError, StepExistsError, UnsupportedLeafError
 from flaxckpt.formats import reading, safetensors
 from flaxckpt.formats import reading as foreign_files
+from flaxckpt.formats.opening import open_source
 from flaxckpt.formats.safetensors import CODES, INDEX_SUFFIX, METADATA, SUFFIX, Entry
 from flaxckpt.leaves import kinds
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import ARRAY_KINDS, SCALAR_KINDS, LazyArray, LeafSpec, StoredArray
 from flaxckpt.options import Options
-from flaxckpt.restoring.restore import open_source
 from flaxckpt.saving import snapshot
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of, region_of, whole
 from flaxckpt.source.checkpoint import SavedLeaf, Source
 from flaxckpt.source.chunk_reads import ArrayRead
-from flaxckpt.source.leaf import read_each
+from flaxckpt.source.reads import read_each
 from flaxckpt.store import layout, local, store
 from flaxckpt.store.bucket import BucketPath
 from flaxckpt.store.store import Location, PathLike, locate

@@ -10,11 +10,11 @@ from typing import Any
 import crc32c
 
 from flaxckpt.errors import CorruptCheckpointError
+from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.leaves.spec import LeafRecord, nbytes_of, total_nbytes
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.options import Options
-from flaxckpt.restoring.restore import open_source
 from flaxckpt.sharding.chunks import chunks_of, whole
 from flaxckpt.source.checkpoint import (
     Checkpoint,

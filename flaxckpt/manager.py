@@ -14,10 +14,11 @@ from jax.sharding import Mesh
 
 from flaxckpt import multihost, preemption
 from flaxckpt.errors import BackgroundSaveError, ManagerError
+from flaxckpt.formats.opening import open_source
 from flaxckpt.multihost import Group
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit, FitArguments
-from flaxckpt.restoring.restore import open_source, restore_tree
+from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
 from flaxckpt.run.local_tier import LocalTier, OnCorrupt, Restoration, SavedFn, Sources, open_tier

@@ -12,8 +12,9 @@ from flax.core import freeze
 
 import flaxckpt
 from flaxckpt import errors
+from flaxckpt.formats.opening import open_source
 from flaxckpt.restoring.fit import Fit
-from flaxckpt.restoring.restore import open_source, restore_tree
+from flaxckpt.restoring.restore import restore_tree
 
 ADAM = optax.adam(1e-3)
 GONE = object()

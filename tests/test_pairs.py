@@ -19,8 +19,9 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import errors
+from flaxckpt.formats.opening import open_source
 from flaxckpt.restoring.fit import Fit
-from flaxckpt.restoring.restore import open_source, restore_tree
+from flaxckpt.restoring.restore import restore_tree
 from tests.formats.flax_states import SAMPLES
 
 with warnings.catch_warnings():

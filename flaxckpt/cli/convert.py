@@ -125,8 +125,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Writes what is at A to B."""
     from flaxckpt.comparing import format_of
+    from flaxckpt.formats.opening import open_source
     from flaxckpt.leaves.spec import total_nbytes
-    from flaxckpt.restoring.restore import open_source
     from flaxckpt.store.store import locate
 
     options, clock = options_of(args), Clock()

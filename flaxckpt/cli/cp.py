@@ -288,7 +288,7 @@ def run(args: argparse.Namespace, out: Output) -> int:
 def _nothing(source: Location, options: Options) -> Exception:
     """The error that nothing at a path can be copied."""
     from flaxckpt.errors import CheckpointNotFoundError
-    from flaxckpt.restoring.restore import open_source
+    from flaxckpt.formats.opening import open_source
 
     try:
         open_source(source, options)

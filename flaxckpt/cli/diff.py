@@ -53,7 +53,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Says how two checkpoints differ."""
-    from flaxckpt.restoring.restore import open_source
+    from flaxckpt.formats.opening import open_source
 
     options = options_of(args)
     a, b = open_source(args.a, options), open_source(args.b, options)

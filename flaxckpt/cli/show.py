@@ -270,7 +270,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Shows the tree."""
-    from flaxckpt.restoring.restore import open_source
+    from flaxckpt.formats.opening import open_source
 
     source = open_source(args.path, options_of(args))
     content = content_of(source, args.filter, args.sort)

@@ -12,11 +12,11 @@ from flaxckpt import comparing, text
 from flaxckpt.cli.command import BAD, FINE, Clock, Output, options_of
 from flaxckpt.comparing import format_of
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
+from flaxckpt.formats.opening import open_source
 from flaxckpt.inspecting import verify
 from flaxckpt.leaves.spec import total_nbytes
 from flaxckpt.options import Options
-from flaxckpt.restoring.restore import open_source
-from flaxckpt.source.leaf import read_each
+from flaxckpt.source.reads import read_each
 from flaxckpt.store.store import Location
 
 # Verifying one checkpoint, of any format.

@@ -9,39 +9,20 @@ from typing import Any
 import jax
 
 from flaxckpt import garbage
-from flaxckpt.errors import CheckpointNotFoundError, RuleError
+from flaxckpt.errors import RuleError
+from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.conversion import DtypePolicy
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit, Missing, OptimizerPolicy, Unexpected
 from flaxckpt.restoring.restore_plan import LeafPlan, Plan, rebuilt, with_target, without_target
 from flaxckpt.restoring.restore_report import RestoreReport, report_of
 from flaxckpt.restoring.values import read_leaves
-from flaxckpt.source.checkpoint import Source, open_checkpoint
-from flaxckpt.store.store import PathLike, locate
+from flaxckpt.source.checkpoint import Source
+from flaxckpt.store.store import PathLike
 from flaxckpt.transforms import Transform
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.keypaths import Only
 from flaxckpt.tree.structure import Flat, flatten
-
-# Opening what is at a path, whoever wrote it.
-
-
-def open_source(path: PathLike, options: Options) -> Source:
-    """Opens the checkpoint at `path`, of flaxckpt or of any format that has a reader.
-
-    Raises:
-      CheckpointNotFoundError: when there is none.
-      CorruptCheckpointError: when it is damaged.
-    """
-    location = locate(path, options)
-    try:
-        return open_checkpoint(location, options)
-    except CheckpointNotFoundError as error:
-        # Only now: the readers take their time to be imported.
-        from flaxckpt.formats.detect import open_foreign
-
-        return open_foreign(location, error)
-
 
 # Restoring one checkpoint, with a target or without.
 

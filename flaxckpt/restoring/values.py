@@ -30,7 +30,7 @@ from flaxckpt.restoring.restore_plan import LeafPlan, raise_any
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.source.chunk_reads import ArrayRead, Parts
-from flaxckpt.source.leaf import read_source
+from flaxckpt.source.reads import read_source
 
 # Arrays of other devices that are too large to be on the host as a whole, chunk by chunk.
 

@@ -7,7 +7,7 @@ import operator
 import threading
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flaxckpt.errors import (
     CheckpointNotFoundError,
@@ -17,15 +17,16 @@ from flaxckpt.errors import (
     StepPinnedError,
     StoreError,
 )
-from flaxckpt.leaves.spec import total_nbytes
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave
 from flaxckpt.options import Options
 from flaxckpt.run.retention import Metric, Mode, StepInfo, best_first
 from flaxckpt.run.schedule import Pacer
-from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.store import layout, store
 from flaxckpt.store.store import Location
+
+if TYPE_CHECKING:
+    from flaxckpt.source.checkpoint import Checkpoint
 
 # The steps that a loop comes by, as it gives them.
 
@@ -260,6 +261,8 @@ def history(run: Run, options: Options = Options()) -> Sequence[PastSave]:
     Those that `run.steps()` lacks have been deleted. It is empty when there is no step, or the
     newest cannot be read.
     """
+    from flaxckpt.source.checkpoint import open_checkpoint  # `ls` does without TensorStore
+
     newest = run.latest()
     if newest is None:
         return ()
@@ -272,6 +275,8 @@ def history(run: Run, options: Options = Options()) -> Sequence[PastSave]:
 
 def as_past(checkpoint: Checkpoint, step: int) -> PastSave:
     """A step as the one after it remembers it; for how long it blocked the loop is not known."""
+    from flaxckpt.leaves.spec import total_nbytes  # `ls` does without numpy
+
     described, records = checkpoint.described, checkpoint.tree.records
     seconds = (described.committed_ns - described.started_ns) / 1e9
     time, metrics = described.committed_ns / 1e9, described.metrics
