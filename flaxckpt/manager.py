@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import logging
 import time
@@ -21,11 +22,12 @@ from flaxckpt.restoring.fit import Fit, FitArguments
 from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
-from flaxckpt.run.local_tier import LocalTier, OnCorrupt, Restoration, SavedFn, Sources, open_tier
+from flaxckpt.run.local_tier import LocalTier, OnCorrupt, RequestFn, Restoration, Sources, open_tier
 from flaxckpt.run.retention import Keep, Metric, Mode
 from flaxckpt.run.run import Run, RunView, check_step, warn_jumped_over
 from flaxckpt.run.schedule import Every, Pacer
 from flaxckpt.run.writer import Retention, Writer, log_removed
+from flaxckpt.saving.save import SaveRequest
 from flaxckpt.sharding.abstract import InitialState
 from flaxckpt.sharding.specs import Rules, Specs
 from flaxckpt.store import local as store_local
@@ -149,11 +151,14 @@ class CheckpointManager(RunView):
         step = check_step(step)
         self.raise_failure()
         warn_jumped_over(self._pacer, step)
-        if not self.is_due(self._pacer, step, self._clock(), lambda: (state, items)):
+        # Callers of the manager also give `metadata` in this way, as `save` takes it.
+        metadata = items.pop("metadata", None)
+        request = SaveRequest(state, metrics, metadata, items)
+        if not self.is_due(self._pacer, step, self._clock(), lambda: request):
             return False
-        return self.save_if_new(step, state, metrics=metrics, **items)
+        return self.save_if_new(step, request)
 
-    def is_due(self, pacer: Pacer, step: int, now: float, saved_fn: SavedFn) -> bool:
+    def is_due(self, pacer: Pacer, step: int, now: float, request_fn: RequestFn) -> bool:
         """Whether `step` is to be saved, to all processes alike; for hooks, once a step.
 
         It is when `pacer` says so, or when the job is to end, and then `preempted` is set: jax's
@@ -163,16 +168,14 @@ class CheckpointManager(RunView):
         ends = preemption.reached(step) or (self._is_asked_to_end and not self.preempted)
         self.preempted = self.preempted or ends
         if step != self._last_step and (tier := self._local_tier()) is not None:
-            tier.save_if_due(step, self._clock(), saved_fn)
+            tier.save_if_due(step, self._clock(), request_fn)
         return self._group.paced(pacer, step, now) or ends
 
     def ask_to_end(self) -> None:
         """Makes the next call save, whatever the schedule says, and set `preempted`."""
         self._is_asked_to_end = True
 
-    def save_if_new(
-        self, step: int, state: Any, *, metrics: Mapping[str, Any] | None = None, **items: Any
-    ) -> bool:
+    def save_if_new(self, step: int, request: SaveRequest) -> bool:
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
         if step == self._last_step:
             return False  # just restored, or saved, or being saved
@@ -191,7 +194,7 @@ class CheckpointManager(RunView):
         if damaged and not store.is_replaceable(self._run.path(step), self._options):
             # It is of no use.
             decide(f"deleting step {step}", lambda: self._run.delete(step))
-        self.save(step, state, metrics=metrics, overwrite=damaged, **items)
+        self._save(step, dataclasses.replace(request, overwrite=damaged))
         self._damaged.discard(step)
         return True
 
@@ -228,10 +231,13 @@ class CheckpointManager(RunView):
           InvalidMetricError: when a metric is no number, or the one that decides is not among them.
           BackgroundSaveError: when the save before this one failed; this one was not begun.
         """
+        self._save(step, SaveRequest(state, metrics, metadata, items, overwrite), wait=wait)
+
+    def _save(self, step: Any, request: SaveRequest, *, wait: bool = False) -> None:
+        """As `save`."""
         self._check_writable()
         step, began = check_step(step), self._clock()
-        how: dict[str, Any] = {"overwrite": overwrite, "group": self._group, "items": items}
-        self._writer.save(step, state, metrics or {}, metadata or {}, **how)
+        self._writer.save(step, request, self._group)
         self._before_save = self._last_step
         self._note(step)
         if wait:

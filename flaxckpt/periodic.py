@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from flaxckpt.manager import CheckpointManager
 from flaxckpt.run.run import check_step, warn_jumped_over
 from flaxckpt.run.schedule import Every, Pacer
+from flaxckpt.saving.save import SaveRequest
 
 if TYPE_CHECKING:
     _Base: Any = object
@@ -107,13 +108,13 @@ class PeriodicCheckpoint(_Base):
             self._pacer.saved(restored, now)
         warn_jumped_over(self._pacer, step)
 
-        def saved_fn() -> tuple[Any, Mapping[str, Any]]:
-            return self._state(state), {**self._items_fn(), **items}
+        def request_fn() -> SaveRequest:
+            everything = {**self._items_fn(), **items}
+            return SaveRequest(self._state(state), metrics, items=everything)
 
-        if not self._manager.is_due(self._pacer, step, now, saved_fn):
+        if not self._manager.is_due(self._pacer, step, now, request_fn):
             return False
-        found, everything = saved_fn()
-        saved = self._manager.save_if_new(step, found, metrics=metrics, **everything)
+        saved = self._manager.save_if_new(step, request_fn())
         if saved:
             self._pacer.saved(step, now)
         return saved

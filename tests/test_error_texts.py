@@ -572,13 +572,13 @@ CASES = {
         "a name": (
             lambda path: save(path, items={"a-b": 1}),
             (
-                "'a-b' cannot be the name of an item: it needs ASCII letters, digits and "
-                "underscores, a letter first, at most 64. Rename it."
+                "'a-b' cannot be an item name: it needs a letter first, and at most 64 ASCII "
+                "letters, digits and underscores. Rename the item."
             ),
         ),
         "a reserved name": (
             lambda path: save(path, items={"metrics": 1}),
-            "'metrics' cannot be the name of an item: it has another meaning. Rename it.",
+            "metrics is reserved and cannot be an item name. Rename the item.",
         ),
         "its state fails": (
             item(Stateful(get=failing)),

@@ -82,12 +82,9 @@ def about(kind: str) -> dict[str, bytes]:
 # The names that items may have.
 
 
-# What has another meaning in a checkpoint, to Orbax, or as an argument of `save`.
+# These have another meaning in a checkpoint, to us or to Orbax; its `Composite` cannot take `self`.
 RESERVED = frozenset(
-    {
-        *(layout.ITEM, layout.PINNED, "default", "descriptor", "metrics", "metadata", "pytree"),
-        *("items", "orbax", "overwrite", "path", "self", "step", "t", "tree", "wait"),
-    }
+    {layout.ITEM, layout.PINNED, "AUTO", "default", "descriptor", "metrics", "pytree", "self"}
 )
 MAX_LENGTH = 64
 
@@ -101,13 +98,11 @@ def check_names(names: Iterable[object]) -> None:
     for name in names:
         if not isinstance(name, str) or not layout.may_be_item(name) or len(name) > MAX_LENGTH:
             raise ItemError(
-                f"{name!r} cannot be the name of an item: it needs ASCII letters, digits and "
-                f"underscores, a letter first, at most {MAX_LENGTH}. Rename it."
+                f"{name!r} cannot be an item name: it needs a letter first, and at most "
+                f"{MAX_LENGTH} ASCII letters, digits and underscores. Rename the item."
             )
         if name in RESERVED:
-            raise ItemError(
-                f"{name!r} cannot be the name of an item: it has another meaning. Rename it."
-            )
+            raise ItemError(f"{name} is reserved and cannot be an item name. Rename the item.")
 
 
 # An item of an open checkpoint, for the handler that reads it.

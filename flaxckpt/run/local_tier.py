@@ -23,6 +23,7 @@ from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, check_step
 from flaxckpt.run.schedule import Every, Pacer
 from flaxckpt.run.writer import Retention, Writer, log_removed
+from flaxckpt.saving.save import SaveRequest
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.store import layout
 from flaxckpt.store.local import remove_abandoned
@@ -113,8 +114,8 @@ logger = logging.getLogger("flaxckpt")
 
 # One is being written while the others are still needed: processes are not always at one step.
 KEEP = Keep(last=2)
-# Gives what is saved, when it is: the state and the items.
-SavedFn = Callable[[], tuple[Any, Mapping[str, Any]]]
+# Gives what is to be saved, once a save is due.
+RequestFn = Callable[[], SaveRequest]
 
 
 @dataclasses.dataclass
@@ -131,25 +132,24 @@ class LocalTier:
     _run: Run
     _writer: Writer
 
-    def save_if_due(self, step: int, now: float, saved_fn: SavedFn) -> None:
+    def save_if_due(self, step: int, now: float, request_fn: RequestFn) -> None:
         """Saves what this process has of a state; a local step of that number is replaced.
 
         Args:
           step: of the state.
           now: the time in seconds.
-          saved_fn: gives the state and the items.
+          request_fn: gives what is to be saved.
         """
         if self.group.paced(self.pacer, step, now):
-            self._save(step, *saved_fn())
+            self._save(step, request_fn())
             self.pacer.saved(step, now)
 
-    def _save(self, step: int, state: Any, items: Mapping[str, Any]) -> None:
+    def _save(self, step: int, request: SaveRequest) -> None:
         """Saves now."""
         attempt = self.group.decide(f"saving step {step} locally", layout.new_attempt)
-        overwrite = self._run.described(step) is not None
+        request = dataclasses.replace(request, overwrite=self._run.described(step) is not None)
         place = Place(self.group.index, self.group.count)
-        how: dict[str, Any] = {"group": ALONE, "attempt": attempt, "place": place}
-        self._writer.save(step, state, {}, {}, overwrite=overwrite, items=items, **how)
+        self._writer.save(step, request, ALONE, attempt=attempt, place=place)
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""

@@ -14,7 +14,6 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
 
 from flaxckpt.errors import (
     BackgroundSaveError,
@@ -33,7 +32,7 @@ from flaxckpt.run.costs import Accounts, Cost
 from flaxckpt.run.retention import Keep, Metric, Mode
 from flaxckpt.run.run import Run, history
 from flaxckpt.saving import contents
-from flaxckpt.saving.save import check_vacant
+from flaxckpt.saving.save import SaveRequest, check_vacant
 from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import Feed, Piece, State, as_saved, hold, stream_all, take_apart
 from flaxckpt.saving.writing import Job, write
@@ -239,26 +238,22 @@ class Writer:
     def save(
         self,
         step: int,
-        state: Any,
-        metrics: Mapping[str, Any],
-        metadata: Mapping[str, Any],
-        *,
-        overwrite: bool,
+        request: SaveRequest,
         group: Group,
+        *,
         attempt: str | None = None,
-        items: Mapping[str, Any] | None = None,
         place: Place | None = None,
     ) -> None:
-        """Saves `state` as `step`, with all of `group`; returns when state and items may change.
+        """Saves `step`, with all of `group`; returns when the state and the items may change.
 
         The save before this one is waited for, and its failure is raised. The `attempt` is the id
         of the save, if it has one already; `place` is that of this process, if not in `group`.
         """
         began = time.monotonic()
-        numbers = step_metadata.check_metrics(metrics)
+        numbers = step_metadata.check_metrics(request.metrics or {})
         self._retention.check(numbers)
-        user_metadata = step_metadata.check_metadata(metadata)
-        check_names(items or ())
+        user_metadata = step_metadata.check_metadata(request.metadata or {})
+        check_names(request.items or ())
         self.wait()
         patience = 1.0 if group.process is None else PATIENCE
         self.background.timeout_secs = patience * self._options.timeout_secs
@@ -266,19 +261,19 @@ class Writer:
         meeting = group.meet(f"saving step {step} of {self._run.directory}")
         with meeting.reporting():
             started = time.time_ns()
-            admitted = meeting.decide(functools.partial(self._admit, step, overwrite))
+            admitted = meeting.decide(functools.partial(self._admit, step, request.overwrite))
             described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
             where = place or Place(group.index, group.count)
-            encoded = contents.encode(items or {}, where)
+            encoded = contents.encode(request.items or {}, where)
             chunk_bytes, process = self._options.chunk_bytes, group.process
-            kept = as_saved(state, self._options.save_dtype)
+            kept = as_saved(request.state, self._options.save_dtype)
             taken = take_apart(kept, chunk_bytes, self._plan, process)
             of_items, states = contents.take_items_apart(
                 encoded, where, chunk_bytes, self._item_plans, process
             )
             self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
             tree = contents.Tree(layout.ITEM, taken.plan)
-            job = Job(tree, path, described, overwrite, self._options, tuple(of_items))
+            job = Job(tree, path, described, request.overwrite, self._options, tuple(of_items))
             self._start(_Save(step, job, meeting, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import concurrent.futures
+import dataclasses
 import functools
 import time
 from collections.abc import Mapping
@@ -32,6 +33,17 @@ from flaxckpt.store import layout, store
 from flaxckpt.store.store import Location, PathLike, locate
 
 # Saving one checkpoint.
+
+
+@dataclasses.dataclass(frozen=True)
+class SaveRequest:
+    """The arguments of one save. They are checked when it begins, as some lie on devices."""
+
+    state: Any
+    metrics: Mapping[str, Any] | None = None
+    metadata: Mapping[str, Any] | None = None
+    items: Mapping[str, Any] | None = None
+    overwrite: bool = False
 
 
 def save(

@@ -114,3 +114,16 @@ def test_only_a_state_names_only_its_handler(tmp_path):
     assert list(data["item_handlers"]) == ["state"]
     assert list(data["custom_metadata"]["flaxckpt"]) == ["format", "attempt", "crc32c"]
     assert sorted(os.listdir(tmp_path / "x")) == ["_CHECKPOINT_METADATA", "state"]
+
+
+NAMES_OF_ARGUMENTS = ["wait", "overwrite", "metadata", "step", "tree", "path", "items", "t"]
+
+
+def test_items_may_be_called_like_arguments(tmp_path):
+    configs = {name: {"name": name} for name in NAMES_OF_ARGUMENTS}
+    flaxckpt.save(tmp_path / "x", {"w": jnp.ones(3)}, items=configs, metadata={"by": "me"})
+    assert flaxckpt.restore_items(tmp_path / "x", dict.fromkeys(configs)) == configs
+    args = {name: ocp.args.JsonRestore() for name in configs}
+    with ocp.Checkpointer(ocp.CompositeCheckpointHandler()) as orbax:
+        read = orbax.restore(tmp_path / "x", ocp.args.Composite(**args))
+    assert {name: read[name] for name in configs} == configs
