@@ -10,7 +10,7 @@ from scipy.optimize import nnls
 Point = Mapping[str, float]
 # Of what each piece is a sum, each term with a coefficient; 1 is a constant.
 FORMS: dict[str, tuple[str, ...]] = {
-    "collect_secs": ("1", "processes"),
+    "gather_secs": ("1", "processes"),
     "open_secs": ("1", "processes"),
     "merge_secs": ("1", "leaves", "processes", "entries"),
     "sizes_secs": ("1", "files"),
@@ -18,7 +18,7 @@ FORMS: dict[str, tuple[str, ...]] = {
     "fsync_secs": ("1", "processes"),
     "leader_bytes": ("1", "leaves", "processes", "entries"),
     "leader_requests": ("1", "processes"),
-    "note_bytes": ("other_files",),
+    "message_bytes": ("other_files",),
     "node_bytes": ("1", "processes", "entries"),
     "metadata_bytes": ("1", "leaves", "files"),
     "opening_secs": ("1", "leaves", "files"),

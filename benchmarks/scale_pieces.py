@@ -23,7 +23,7 @@ from benchmarks import peak, process
 from benchmarks.stopwatch import timed
 from flaxckpt.leaves.dtypes import storage_of
 from flaxckpt.metadata.step_metadata import CheckpointMetadata
-from flaxckpt.multihost import Group
+from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.saving import save_plan, writing
 from flaxckpt.saving.contents import Tree
@@ -34,7 +34,7 @@ from flaxckpt.sharding.chunks import Region, whole
 from flaxckpt.source.checkpoint import open_checkpoint
 from flaxckpt.store import layout, ocdbt, zarr3
 from flaxckpt.store import store as store_store
-from flaxckpt.store.notes import StorageBoard
+from flaxckpt.store.key_values import StorageKeyValueStore
 from flaxckpt.store.ocdbt import Place, read_index
 from flaxckpt.store.store import Location
 
@@ -46,7 +46,7 @@ FLOATS = 300
 REPLICATED = 8
 # The steps of process 0 after its own part of the arrays is written.
 STAGES = {
-    "collect": "flaxckpt.multihost.Meeting.collect",
+    "gather": "flaxckpt.multihost.Collective.gather",
     "compare": "flaxckpt.saving.writing.check_equal",
     "open": "flaxckpt.store.ocdbt.open_store",
     "merge": "flaxckpt.store.ocdbt.merge",
@@ -68,19 +68,19 @@ def requests() -> int:
     return sum(int(v["value"]) for name in COUNTERS for v in metrics.get(name, ()))
 
 
-class _Board(StorageBoard):
-    """The notes of process 0; when it has begun, the others do their parts."""
+class _SimulatedProcesses(StorageKeyValueStore):
+    """The keys of process 0; when it sets `begun`, the others do their parts."""
 
     def __init__(self, kvstore: ts.KvStore, others: Callable[[dict[str, Any], str], None]):
         super().__init__(kvstore)
         self._others = others
 
-    def post(self, name: str, text: str) -> None:
-        """See `Board`."""
-        super().post(name, text)
-        place, _, note = name.rpartition("/")
-        if note == "begun" and "value" in (begun := orjson.loads(text)):
-            self._others(begun, place)
+    def set(self, key: str, value: str) -> None:
+        """See `KeyValueStore`."""
+        super().set(key, value)
+        prefix, _, name = key.rpartition("/")
+        if name == "begun" and "value" in (begun := orjson.loads(value)):
+            self._others(begun, prefix)
 
 
 def tree(processes: int, leaves: int) -> dict[str, Any]:
@@ -118,9 +118,10 @@ def _pieces(plan: SavePlan, index: int) -> Iterator[Piece]:
 
 def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
     """Writes the databases and the done records of all processes but 0; returns their bytes."""
-    url, notes, place, attempt, digest, begun = told
+    url, directory, prefix, attempt, digest, begun = told
     item = store_store.locate(url, Options()) / layout.ITEM
-    board = StorageBoard(store_store.kvstore(store_store.locate(notes, Options()), fsync=False))
+    location = store_store.locate(directory, Options())
+    key_values = StorageKeyValueStore(store_store.kvstore(location, fsync=False))
     chunk, storage, written = (1, FLOATS), storage_of("float32"), 0
     stores = [a.stored.store for a, s in _plan(processes, leaves, 1).shards if s.chunks]
     for index in range(1, processes):
@@ -133,9 +134,9 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
         ocdbt.write_all(store, items, Options().buffer_bytes)
         files = {f"{name}/{file}": found.size for file, found in writing.files_of(child).items()}
         part = Share([Part(digest, {}, files, is_written=True)], {}, {}).to_json()
-        note = orjson.dumps(begun | {"value": part}).decode()
-        written += len(note)
-        board.post(f"{place}/done/{index}", note)
+        message = orjson.dumps(begun | {"value": part}).decode()
+        written += len(message)
+        key_values.set(f"{prefix}/arrived/{index}", message)
     return written
 
 
@@ -144,21 +145,21 @@ def lead(url: str, processes: int, leaves: int) -> Point:
     options = Options(chunk_bytes=4 * FLOATS)
     final, attempt = store_store.locate(url, options), layout.new_attempt()
     store_store.prepare(final.parent, options)
-    plan, notes = _plan(processes, leaves, 0), final.parent / f"notes-{uuid.uuid4().hex}"
+    plan, directory = _plan(processes, leaves, 0), final.parent / f"notes-{uuid.uuid4().hex}"
     described = CheckpointMetadata(attempt, 0, 0, {}, {})
     found: dict[str, Any] = {}
 
-    def others(begun: dict[str, Any], place: str) -> None:
-        directory = str(final.parent / begun["value"])
-        told = (directory, str(notes), place, attempt, writing.digest(plan), begun)
-        found["note_bytes"] = process.call(write_others, told, processes, leaves)
+    def others(begun: dict[str, Any], prefix: str) -> None:
+        checkpoint = str(final.parent / begun["value"])
+        told = (checkpoint, str(directory), prefix, attempt, writing.digest(plan), begun)
+        found["message_bytes"] = process.call(write_others, told, processes, leaves)
 
-    board = _Board(store_store.kvstore(notes), others)
-    meeting = Group(0, processes, board, 600.0).meet(f"saving {final}")
+    key_values = _SimulatedProcesses(store_store.kvstore(directory), others)
+    collective = ProcessGroup(0, processes, key_values, 600.0).collective(f"saving {final}")
     job = Job(Tree(layout.ITEM, plan), final, described, False, options)
     before = requests()
     with timed(STAGES) as seconds:
-        memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), meeting))
+        memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), collective))
     found |= {f"{stage}_secs": seconds[stage] for stage in STAGES}
     found |= {"leader_bytes": memory, "leader_requests": requests() - before}
     return found | sizes(final)

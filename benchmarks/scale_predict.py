@@ -40,7 +40,7 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
     point["other_files"] = (point["processes"] - 1) * per_host
     found = {name: value(fit, point) for name, fit in fitted.items()}
     moved = point["host_bytes"] / GB
-    metadata = sum(found[f"{n}_secs"] for n in ("collect", "open", "sizes", "metadata", "fsync"))
+    metadata = sum(found[f"{n}_secs"] for n in ("gather", "open", "sizes", "metadata", "fsync"))
     written = found["bucket_commit_requests"]
     asked = found["bucket_leader_requests"] + written
     has_sharding = point["leaves"] * point["devices"] <= MAX_SHARDING_DEVICES
@@ -70,7 +70,7 @@ def predict(model: Model, how: Layout, fitted: dict[str, Fit], rates: Rates) -> 
         + found["bucket_restore_requests"],
         "leader_bytes": found["leader_bytes"],
         "index_bytes": found["index_bytes"],
-        "note_bytes": found["note_bytes"],
+        "message_bytes": found["message_bytes"],
         "metadata_bytes": found["metadata_bytes"],
         "sharding_bytes": found["sharding_bytes"] * point["leaves"] if has_sharding else 0.0,
     }

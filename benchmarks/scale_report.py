@@ -32,7 +32,7 @@ SIZES: list[Column] = [
 ]
 SIMULATED: list[Column] = [
     *SIZES,
-    ("collect, s", "collect_secs", 1),
+    ("gather, s", "gather_secs", 1),
     ("open, s", "open_secs", 1),
     ("merge, s", "merge_secs", 1),
     ("sizes, s", "sizes_secs", 1),
@@ -102,7 +102,7 @@ RESTORES: list[Column] = [
     ("memory of the index, GB", "index_bytes", 1e9),
     ("`_METADATA`, MB", "metadata_bytes", 1e6),
     ("`_sharding`, MB", "sharding_bytes", 1e6),
-    ("done records, MB", "note_bytes", 1e6),
+    ("done records, MB", "message_bytes", 1e6),
     ("requests of a save, a host", "host_requests", 1),
     ("process 0", "leader_requests", 1),
     ("s for these", "leader_requests_secs", 1),

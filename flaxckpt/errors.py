@@ -71,7 +71,7 @@ class ProcessFailedError(FlaxckptError, RuntimeError):
 
 
 class ProcessTimeoutError(FlaxckptError, TimeoutError):
-    """Other processes of the job did not arrive within `Options.timeout_secs`."""
+    """Other processes of the job did not reach a barrier within `Options.timeout_secs`."""
 
 
 class ManagerError(FlaxckptError, RuntimeError):

@@ -13,10 +13,10 @@ from typing import Any, Literal, Self, Unpack
 from etils import epath
 from jax.sharding import Mesh
 
-from flaxckpt import multihost, preemption
+from flaxckpt import multihost
 from flaxckpt.errors import BackgroundSaveError, ManagerError
 from flaxckpt.formats.opening import open_source
-from flaxckpt.multihost import Group
+from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit, FitArguments
 from flaxckpt.restoring.restore import restore_tree
@@ -165,11 +165,11 @@ class CheckpointManager(RunView):
         preemption service says so, or a signal came within `on_preemption`. On the way, the step
         is saved on the host's own disk, if it is due there.
         """
-        ends = preemption.reached(step) or (self._is_asked_to_end and not self.preempted)
+        ends = multihost.reached_preemption(step) or (self._is_asked_to_end and not self.preempted)
         self.preempted = self.preempted or ends
         if step != self._last_step and (tier := self._local_tier()) is not None:
             tier.save_if_due(step, self._clock(), request_fn)
-        return self._group.paced(pacer, step, now) or ends
+        return self._group.is_due(pacer, step, now) or ends
 
     def ask_to_end(self) -> None:
         """Makes the next call save, whatever the schedule says, and set `preempted`."""
@@ -179,21 +179,23 @@ class CheckpointManager(RunView):
         """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
         if step == self._last_step:
             return False  # just restored, or saved, or being saved
-        decide = self._group.decide
-        if self._skip_if_busy and not self.preempted and decide("skipping a save", self._is_busy):
+        broadcast = self._group.broadcast
+        may_skip = self._skip_if_busy and not self.preempted
+        if may_skip and broadcast("skipping a save", self._is_busy):
             logger.warning("step %d is not saved: the save before it is still running", step)
             return False
         began = self._clock()
         self.wait()
         self._pacer.lost += self._clock() - began
         damaged = step in self._damaged
-        exists = decide(f"looking for step {step}", lambda: self._run.described(step) is not None)
+        title = f"looking for step {step}"
+        exists = broadcast(title, lambda: self._run.described(step) is not None)
         if exists and not damaged:
             logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
         if damaged and not store.is_replaceable(self._run.path(step), self._options):
             # It is of no use.
-            decide(f"deleting step {step}", lambda: self._run.delete(step))
+            broadcast(f"deleting step {step}", lambda: self._run.delete(step))
         self._save(step, dataclasses.replace(request, overwrite=damaged))
         self._damaged.discard(step)
         return True
@@ -382,7 +384,7 @@ class CheckpointManager(RunView):
         """
         self._check_writable()
         self.wait()
-        self._group.decide(f"pinning step {step}", lambda: self._run.pin(step, pinned=pinned))
+        self._group.broadcast(f"pinning step {step}", lambda: self._run.pin(step, pinned=pinned))
 
     def delete(self, step: int) -> None:
         """Deletes `step`.
@@ -393,7 +395,7 @@ class CheckpointManager(RunView):
         """
         self._check_writable()
         self.wait()
-        self._group.decide(f"deleting step {step}", lambda: self._run.delete(step))
+        self._group.broadcast(f"deleting step {step}", lambda: self._run.delete(step))
         self._run.forget(step)
 
     def stats(self) -> Stats:
@@ -408,10 +410,10 @@ class CheckpointManager(RunView):
     # The processes of the job
 
     @functools.cached_property
-    def _group(self) -> Group:
+    def _group(self) -> ProcessGroup:
         """The processes of the job, who all save and restore together."""
-        board = functools.partial(store.board, self.directory)
-        return multihost.join(self._options.timeout_secs, board)
+        key_values = functools.partial(store.key_values, self.directory)
+        return multihost.process_group(self._options.timeout_secs, key_values)
 
     def _local_tier(self) -> LocalTier | None:
         """The tier on the host's own disk, if there is to be one."""

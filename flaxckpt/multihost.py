@@ -1,4 +1,18 @@
-"""The processes of a job: barrier, broadcast and all-gather, with bounded waits."""
+"""The processes of a job: barrier, broadcast and all-gather, with a timeout on every wait.
+
+Process 0 coordinates, and all processes make the same collective operations in the same order.
+Each operation has these keys in a key-value store, and each key is set once:
+
+    broadcast, begun    by process 0; the others continue when the key is set
+    gathering           by process 0, after it has done its own part
+    arrived/<index>     by every other process, after it has done its part
+    outcome             by process 0, after all processes have arrived
+
+A process that fails sets its error in the keys that the others wait for, so nobody waits for a
+process that will not come. A process that dies or hangs sets nothing; the others then time out, and
+their error names the missing processes. The key-value store is never the source of truth about a
+checkpoint: only the storage of the run is.
+"""
 
 from __future__ import annotations
 
@@ -19,298 +33,270 @@ import jax
 import numpy as np
 import orjson
 
-from flaxckpt import errors
+from flaxckpt import errors, jax_private
 from flaxckpt.errors import FlaxckptError, ProcessFailedError, ProcessTimeoutError
 
 if TYPE_CHECKING:
     from flaxckpt.run.schedule import Pacer
 
-
-# Where the processes of a job leave notes for one another: in a service, or in the storage.
-
-
-class SilentBoardError(Exception):
-    """The process that keeps the notes does not answer."""
-
-
-class Board(Protocol):
-    """Where processes leave notes. A note is never changed."""
-
-    def post(self, name: str, text: str) -> None:
-        """Leaves a note, unless there is one of that name."""
-
-    def read(self, name: str, wait_secs: float) -> str | None:
-        """A note, waited for at most so long; `None` when there is none by then."""
-
-    def below(self, name: str) -> dict[str, str]:
-        """All notes whose names begin with `name` and a slash, by the rest of their names.
-
-        Raises:
-          SilentBoardError: when whoever keeps the notes does not answer.
-        """
-
-    def remove(self, name: str) -> None:
-        """Removes all notes whose names begin with `name` and a slash."""
-
-
-# How the processes of a job do one thing together: what is decided, who is done, how it ended.
-#
-# Process 0 decides and concludes, because one process must. All of them meet in the same order, and
-# a meeting has these notes, each written once:
-#
-#     decision, begun     by process 0; the others go on when they are there
-#     collecting          by process 0, when it has done its own part
-#     done/<index>        by each other process, when it has done its part, or why it could not
-#     outcome             by process 0, when all are done, or why it cannot be
-#
-# A process that fails says so in the note that the others wait for, so that none of them waits for
-# one that will not come. One that dies or hangs leaves no note: every wait has an end, and the
-# error names those that are missing. The truth about a checkpoint is in the storage, never here.
-
-
 T = TypeVar("T")
 
-# What process 0 leaves, the last first: when it fails it says so in all of them, and whoever hears
-# of that in one must find it in the outcome.
-_BY_LEADER = ("outcome", "collecting", "begun", "decision")
-# So many meetings have their notes in one place, and are forgotten together: a loop whose saves
-# depend on clocks has one for every step.
+# All keys that process 0 sets, last first. If it fails, it sets its error in all of them, in this
+# order, so a process that finds the error in any key also finds it in the outcome.
+_KEYS_OF_PROCESS_0 = ("outcome", "gathering", "begun", "broadcast")
+# The keys of so many operations share a prefix and are deleted together: a loop whose saves depend
+# on clocks has one broadcast in every step.
 BLOCK = 64
-# One wait for a note: Ctrl-C is heard after it.
-WAIT_SECS = 1.0
-# What a process has that loses its files because process 0 has cleaned up.
+# The timeout of one blocking get. Python handles Ctrl-C between two of them.
+GET_SECS = 1.0
+# How long a process that lost its files waits for the error of process 0, which deleted them.
 FAILURE_SECS = 10.0
-# Between two looks at who is done: at first, and at most.
-FIRST_LOOK_SECS, LONGEST_LOOK_SECS = 0.001, 2.0
-# At most, for each process.
-LOOK_SECS = 0.01
-# How much longer the others wait than process 0, whose error says more than theirs.
+# How long process 0 pauses between two polls of who has arrived: at first, at most, and at most for
+# each process of the job.
+FIRST_POLL_SECS, LONGEST_POLL_SECS, POLL_SECS_PER_PROCESS = 0.001, 2.0, 0.01
+# The timeout of the other processes relative to that of process 0, whose error says more.
 GRACE = 1.1
-# And how much longer the loop waits for a save of several processes: their errors say more too.
+# The timeout of the train loop for a save of several processes, whose errors say more too.
 PATIENCE = 1.5
+# How long a call to jax's coordination service may take. The service runs in process 0, or on a
+# fast network.
+ANSWER_SECS = 10.0
+
+
+class ServiceTimeoutError(Exception):
+    """The coordination service does not answer."""
+
+
+class KeyValueStore(Protocol):
+    """A store that all processes share. A key is set once and keeps its first value."""
+
+    def set(self, key: str, value: str) -> None:
+        """Sets `key` unless it is set already."""
+
+    def get(self, key: str, timeout_secs: float) -> str | None:
+        """The value of `key`, or `None` if it is not set within the timeout."""
+
+    def get_prefix(self, prefix: str) -> dict[str, str]:
+        """The values of all keys below `prefix` and a slash, by the rest of the key.
+
+        Raises:
+          ServiceTimeoutError: if the service does not answer.
+        """
+
+    def delete_prefix(self, prefix: str) -> None:
+        """Deletes all keys below `prefix` and a slash."""
 
 
 @dataclasses.dataclass
-class Group:
+class ProcessGroup:
     """The processes of a job.
 
     Attributes:
-      index: of this process.
-      count: of all processes.
-      board: where they leave notes; `None` for a process that is alone.
-      timeout_secs: how long they wait for one another.
-      clock: seconds.
+      index: index of this process.
+      count: number of processes.
+      key_values: the key-value store that they share; `None` for a single-process job.
+      timeout_secs: how long the processes wait for one another.
+      clock: returns the time in seconds.
     """
 
     index: int
     count: int
-    board: Board | None
+    key_values: KeyValueStore | None
     timeout_secs: float
     clock: Callable[[], float] = time.monotonic
     _numbers: Iterator[int] = dataclasses.field(default_factory=itertools.count)
-    _removed: int = 0  # blocks
+    _deleted_blocks: int = 0
 
     @property
-    def is_leader(self) -> bool:
-        """Whether this is process 0."""
+    def is_process_0(self) -> bool:
+        """Whether this is process 0, which coordinates."""
         return self.index == 0
 
     @property
     def process(self) -> int | None:
-        """The index in a job of several processes; `None` for one that is alone."""
+        """The index of this process; `None` in a single-process job."""
         return None if self.count == 1 else self.index
 
-    def meet(self, title: str) -> Meeting:
-        """The next thing that all processes do; `title` says in errors what it is."""
-        return Meeting(self, next(self._numbers), title)
+    def collective(self, title: str) -> Collective:
+        """The next operation of all processes; errors call it by its `title`."""
+        return Collective(self, next(self._numbers), title)
 
-    def decide(self, title: str, make: Callable[[], T]) -> T:
-        """What process 0 makes, as JSON holds it, on all processes. See `Meeting.decide`."""
-        return self.meet(title).decide(make)
+    def broadcast(self, title: str, make: Callable[[], T]) -> T:
+        """The value that process 0 makes, on all processes. See `Collective.broadcast`."""
+        return self.collective(title).broadcast(make)
 
-    def paced(self, pacer: Pacer, step: int, now: float) -> bool:
-        """Whether `step` is due; process 0 decides when clocks, which differ, have a part in it."""
+    def is_due(self, pacer: Pacer, step: int, now: float) -> bool:
+        """Whether `step` is due on all processes. If it depends on clocks, process 0 decides."""
         due = pacer.decide(step, now)
         if not pacer.every.is_timed:
             return due
-        return self.decide(f"deciding whether step {step} is due", lambda: due)
+        return self.broadcast(f"deciding whether step {step} is due", lambda: due)
 
-    def forget_before(self, number: int) -> None:
-        """Removes the notes of meetings that all processes have left, a block at a time."""
-        assert self.board is not None, "a process that is alone leaves no notes"
-        for block in range(self._removed, number // BLOCK):
-            self.board.remove(str(block))
-        self._removed = max(self._removed, number // BLOCK)
+    def delete_before(self, number: int) -> None:
+        """Deletes the keys of operations that all processes have finished, in whole blocks."""
+        assert self.key_values is not None, "a single-process job sets no keys"
+        for block in range(self._deleted_blocks, number // BLOCK):
+            self.key_values.delete_prefix(str(block))
+        self._deleted_blocks = max(self._deleted_blocks, number // BLOCK)
 
 
-ALONE = Group(0, 1, None, 0.0)
+SINGLE_PROCESS = ProcessGroup(0, 1, None, 0.0)
 
 
 @dataclasses.dataclass(frozen=True)
-class Meeting:
-    """One thing that all processes of `group` do together."""
+class Collective:
+    """One operation in which all processes of `group` take part."""
 
-    group: Group
+    group: ProcessGroup
     number: int
     title: str
 
-    @property
-    def _place(self) -> str:
-        """Where its notes are."""
-        return f"{self.number // BLOCK}/{self.number}"
-
-    def decide(self, make: Callable[[], T]) -> T:
-        """What process 0 makes, as JSON holds it, on all processes.
+    def broadcast(self, make: Callable[[], T]) -> T:
+        """The value that process 0 makes, on all processes; it must be JSON data.
 
         Raises:
-          FlaxckptError: what `make` raised, on all of them.
-          ProcessFailedError: the same, when that was no error of flaxckpt's.
-          ProcessTimeoutError: when process 0 does not arrive.
+          FlaxckptError: the error that `make` raised, on all processes.
+          ProcessFailedError: the same, if the error was not a `FlaxckptError`.
+          ProcessTimeoutError: if process 0 does not arrive.
         """
-        if not self.group.is_leader:
-            found: T = self.heard("decision")
-            return found
-        with self.reporting():
+        if not self.group.is_process_0:
+            received: T = self.wait_for("broadcast")
+            return received
+        with self.sharing_errors():
             made = make()
-        self.say("decision", made)
+        self.publish("broadcast", made)
         return made
 
-    def together(self, value: Any) -> list[Any]:
-        """The values of all processes, by their indices, when the last has given its own.
+    def all_gather(self, value: Any) -> list[Any]:
+        """The values of all processes, by their indices; they must be JSON data.
 
         Raises:
-          ProcessFailedError: when one of them failed.
-          ProcessTimeoutError: when one of them did not arrive.
+          ProcessFailedError: if another process failed.
+          ProcessTimeoutError: if another process did not arrive.
         """
-        if not self.group.is_leader:
-            found: list[Any] = self.done(value)
-            return found
-        with self.reporting():
-            values = [value, *self.collect()]
-        self.say("outcome", values)
+        if not self.group.is_process_0:
+            received: list[Any] = self.arrive(value)
+            return received
+        with self.sharing_errors():
+            values = [value, *self.gather()]
+        self.publish("outcome", values)
         return values
 
     @contextlib.contextmanager
-    def reporting(self) -> Iterator[None]:
-        """Lets the others know when the block fails."""
+    def sharing_errors(self) -> Iterator[None]:
+        """Lets all other processes fail if the block fails."""
         try:
             yield
         except BaseException as error:
             index, kind = self.group.index, type(error).__name__
-            names = _BY_LEADER if self.group.is_leader else (f"done/{index}",)
-            for name in names:
-                self._post(name, {"failure": {"process": index, "type": kind, "text": str(error)}})
+            keys = _KEYS_OF_PROCESS_0 if self.group.is_process_0 else (f"arrived/{index}",)
+            for key in keys:
+                self._set(key, {"failure": {"process": index, "type": kind, "text": str(error)}})
             raise
 
-    def say(self, note: str, value: Any) -> None:
-        """Leaves a note with `value`, by process 0."""
-        self._post(note, {"value": value})
+    def publish(self, key: str, value: Any) -> None:
+        """Sets `key` to `value`, on process 0."""
+        self._set(key, {"value": value})
 
-    def raise_failure(self) -> None:
-        """Waits a moment for why process 0 has failed, if it has, and raises that.
+    def gather(self) -> list[Any]:
+        """The values with which all other processes arrived, by their indices; on process 0.
+
+        Raises:
+          ProcessFailedError: if another process failed.
+          ProcessTimeoutError: if another process did not arrive.
+        """
+        group, pause = self.group, FIRST_POLL_SECS
+        if group.key_values is None:
+            return []
+        self.publish("gathering", None)
+        end = group.clock() + group.timeout_secs
+        while len(arrived := self._arrived()) < group.count - 1:
+            if group.clock() > end:
+                raise self._timeout(arrived)
+            time.sleep(pause)
+            # Each poll reads all values, so a large job polls less often.
+            pause = min(2 * pause, LONGEST_POLL_SECS, group.count * POLL_SECS_PER_PROCESS)
+        group.delete_before(self.number)
+        return [arrived[index] for index in range(1, group.count)]
+
+    def arrive(self, value: Any) -> Any:
+        """Arrives with `value`, waits for all processes, and returns the outcome; not on process 0.
+
+        Raises:
+          ProcessFailedError: if another process failed.
+          ProcessTimeoutError: if another process did not arrive.
+        """
+        self._set(f"arrived/{self.group.index}", {"value": value})
+        self.wait_for("gathering")
+        return self.wait_for("outcome")
+
+    def wait_for(self, key: str) -> Any:
+        """Waits for a key of process 0, and returns its value.
+
+        Raises:
+          FlaxckptError: the error of process 0, if it failed.
+          ProcessTimeoutError: if the key is not set in time.
+        """
+        group = self.group
+        assert group.key_values is not None
+        end = group.clock() + GRACE * group.timeout_secs
+        while (text := group.key_values.get(self._path(key), GET_SECS)) is None:
+            if group.clock() > end:
+                raise self._timeout(self._arrived_if_known() if key == "outcome" else None)
+        return self._value(text)
+
+    def raise_failure_of_process_0(self) -> None:
+        """Raises the error of process 0, if it has failed or fails within a moment.
 
         Raises:
           ProcessFailedError: in that case.
         """
         group = self.group
-        assert group.board is not None, "there is another process"
-        patience = min(FAILURE_SECS, group.timeout_secs)
-        if (text := group.board.read(f"{self._place}/outcome", patience)) is not None:
+        assert group.key_values is not None, "there is another process"
+        timeout_secs = min(FAILURE_SECS, group.timeout_secs)
+        if (text := group.key_values.get(self._path("outcome"), timeout_secs)) is not None:
             self._value(text)
 
     def has_failed(self) -> bool:
-        """Whether process 0 has said that it cannot be: then nothing is committed any more."""
-        board = self.group.board
-        text = None if board is None else board.read(f"{self._place}/outcome", 0.0)
+        """Whether process 0 has failed. It commits nothing after that."""
+        key_values = self.group.key_values
+        text = None if key_values is None else key_values.get(self._path("outcome"), 0.0)
         return text is not None and "failure" in orjson.loads(text)
 
-    def done(self, value: Any) -> Any:
-        """Says that this process, not 0, has done its part; returns the outcome when it is there.
+    def _path(self, key: str) -> str:
+        return f"{self.number // BLOCK}/{self.number}/{key}"
 
-        Raises:
-          ProcessFailedError: when another process failed.
-          ProcessTimeoutError: when another process did not arrive.
-        """
-        self._post(f"done/{self.group.index}", {"value": value})
-        self.heard("collecting")
-        return self.heard("outcome")
+    def _set(self, key: str, message: dict[str, Any]) -> None:
+        if self.group.key_values is not None:
+            text = orjson.dumps({"title": self.title, **message}).decode()
+            self.group.key_values.set(self._path(key), text)
 
-    def collect(self) -> list[Any]:
-        """The values of `done` of all other processes, in order; for process 0.
+    def _arrived(self) -> dict[int, Any]:
+        """The values with which other processes have arrived so far, by their indices."""
+        assert self.group.key_values is not None
+        found = self.group.key_values.get_prefix(self._path("arrived"))
+        return {int(index): self._value(text) for index, text in found.items()}
 
-        Raises:
-          ProcessFailedError: when one of them failed.
-          ProcessTimeoutError: when one of them did not arrive.
-        """
-        group, pause = self.group, FIRST_LOOK_SECS
-        if group.board is None:
-            return []
-        self.say("collecting", None)
-        end = group.clock() + group.timeout_secs
-        while len(notes := self._parts()) < group.count - 1:
-            if group.clock() > end:
-                raise self._timeout(notes)
-            time.sleep(pause)
-            # All notes are read at each look, so with many processes it is taken less often.
-            pause = min(2 * pause, LONGEST_LOOK_SECS, group.count * LOOK_SECS)
-        group.forget_before(self.number)
-        return [notes[index] for index in range(1, group.count)]
-
-    def _parts(self) -> dict[int, Any]:
-        """What other processes have said when they were done.
-
-        Raises:
-          ProcessFailedError: when that is that one failed.
-        """
-        assert self.group.board is not None
-        notes = self.group.board.below(f"{self._place}/done")
-        return {int(index): self._value(text) for index, text in notes.items()}
-
-    def heard(self, name: str) -> Any:
-        """The value of a note by process 0, once it is there.
-
-        Raises:
-          FlaxckptError: what the note says that process 0 has failed with.
-          ProcessTimeoutError: when it does not come.
-        """
-        group = self.group
-        assert group.board is not None
-        end = group.clock() + GRACE * group.timeout_secs
-        while (text := group.board.read(f"{self._place}/{name}", WAIT_SECS)) is None:
-            if group.clock() > end:
-                raise self._timeout(self._arrived() if name == "outcome" else None)
-        return self._value(text)
-
-    def _arrived(self) -> dict[int, Any] | None:
-        """Who is done; `None` when process 0, which has the notes, does not answer."""
+    def _arrived_if_known(self) -> dict[int, Any] | None:
         try:
-            return self._parts()
-        except SilentBoardError:
+            return self._arrived()
+        except ServiceTimeoutError:
             return None
 
-    def _post(self, name: str, note: dict[str, Any]) -> None:
-        """Leaves a note, unless this process is alone."""
-        if self.group.board is not None:
-            text = orjson.dumps({"title": self.title, **note}).decode()
-            self.group.board.post(f"{self._place}/{name}", text)
-
     def _value(self, text: str) -> Any:
-        """What a note says.
-
-        Raises:
-          FlaxckptError: when it says that a process failed, or is of another meeting.
-        """
-        note = orjson.loads(text)
-        if (failure := note.get("failure")) is None:
-            if note["title"] != self.title:
+        """The value of a key, or the error that is in its place."""
+        message = orjson.loads(text)
+        if (failure := message.get("failure")) is None:
+            if message["title"] != self.title:
                 raise ProcessFailedError(
-                    f"{self.title}: another process is {note['title']} instead. All processes must "
-                    "make the same calls in the same order."
+                    f"{self.title}: another process is {message['title']} instead. All processes "
+                    "must make the same calls in the same order."
                 )
-            return note["value"]
+            return message["value"]
         index, name, text = failure["process"], failure["type"], failure["text"]
         kind = getattr(errors, name, None)
-        # An error of flaxckpt's that process 0 found in a decision is one of every process.
+        # An error of flaxckpt's on process 0 concerns all processes, so all of them raise it. A
+        # StructureMismatchError cannot be constructed from its text.
         if index == 0 and isinstance(kind, type) and kind is not errors.StructureMismatchError:
             raise kind(text)
         why = text.rstrip(".")
@@ -319,7 +305,7 @@ class Meeting:
         )
 
     def _timeout(self, arrived: dict[int, Any] | None) -> FlaxckptError:
-        """The error of a wait without an end; `arrived` are those who have done their part."""
+        """The error of a timeout; it blames process 0 if `arrived` is unknown or complete."""
         group = self.group
         missing = [0]
         if arrived is not None:
@@ -327,149 +313,139 @@ class Meeting:
         who = ", ".join(map(str, missing[:20])) + (", ..." if len(missing) > 20 else "")
         plural = "process" if len(missing) == 1 else f"{len(missing)} processes:"
         return ProcessTimeoutError(
-            f"{self.title}: {plural} {who} did not arrive within {group.timeout_secs:g} s. See the "
-            "log there, or give Options(timeout_secs=...) more."
+            f"{self.title}: {plural} {who} did not reach this barrier within "
+            f"{group.timeout_secs:g} s. Check the log there, or raise Options(timeout_secs=...)."
         )
 
 
-# The processes of a job: how many there are, and where they leave notes for one another.
-#
-# jax has a coordination service for that, and no public interface to it. `CoordinationBoard` is the
-# one place that calls it; where it is missing or has changed, notes go to the storage instead.
+def process_group(timeout_secs: float, fallback: Callable[[str], KeyValueStore]) -> ProcessGroup:
+    """The processes of this job. Every process must call this.
+
+    Without `jax.distributed` the job has a single process, and jax is not asked for devices.
+
+    Args:
+      timeout_secs: how long the processes wait for one another.
+      fallback: opens a key-value store with the given name in the storage of the run, for a jax
+        whose coordination service is missing or has changed.
+    """
+    if not jax.distributed.is_initialized() or jax.process_count() == 1:
+        return SINGLE_PROCESS
+    name = _unique_name()
+    key_values: KeyValueStore
+    if client := jax_private.coordination_client():
+        answer_secs = min(ANSWER_SECS, timeout_secs / 2)
+        key_values = CoordinationKeyValueStore(client, f"flaxckpt/{name}", answer_secs)
+    else:
+        key_values = fallback(name)
+    return ProcessGroup(jax.process_index(), jax.process_count(), key_values, timeout_secs)
 
 
-# The service is a part of this process or one on a fast network.
-ANSWER_SECS = 10.0
+def _unique_name() -> str:
+    """A name that no process group has had, the same on all processes.
+
+    This is the only collective on the devices. It runs once for a manager, on the caller's thread:
+    on another thread it could deadlock with the collectives of a train step.
+    """
+    from jax.experimental import multihost_utils
+
+    ours = np.frombuffer(uuid.uuid4().bytes, np.uint8)
+    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(ours), np.uint8)).hex()
 
 
-class CoordinationBoard:
-    """Notes in jax's coordination service. Its errors are told apart by their texts only.
+def reached_preemption(step: int) -> bool:
+    """Whether all processes have agreed to save `step` because the job is being preempted.
 
-    The service is a part of process 0. When that is stopped, a call to it never returns, whatever
-    its deadline; so each is made by a thread that can be left to itself.
+    After a process gets SIGTERM, jax's preemption service agrees on one step a little later, and
+    only for that step this is true.
+    """
+    if not jax.distributed.is_initialized():
+        return False
+    from jax.experimental import multihost_utils
+
+    try:
+        return bool(multihost_utils.reached_preemption_sync_point(step))
+    except RuntimeError:  # jax_enable_preemption_service is off
+        return False
+
+
+class CoordinationKeyValueStore:
+    """The key-value store of jax's coordination service, whose errors differ only in their texts.
+
+    The service runs in process 0. If that process is stopped, a call never returns, whatever its
+    deadline. Therefore each call is made by a thread that can be abandoned.
     """
 
     def __init__(self, client: Any, prefix: str, answer_secs: float = ANSWER_SECS):
-        """Notes that the service has with `prefix` before their names; it answers in so long."""
+        """Prepends `prefix` to all keys, and waits at most `answer_secs` for the service."""
         self._client, self._prefix, self._answer_secs = client, prefix, answer_secs
         self._callers = threading.local()
 
-    def post(self, name: str, text: str) -> None:
-        """See `Board`; nobody can be told when there is no answer."""
-        with contextlib.suppress(SilentBoardError):
+    def set(self, key: str, value: str) -> None:
+        """See `KeyValueStore`. Ignores a timeout: no process could learn of it."""
+        with contextlib.suppress(ServiceTimeoutError):
             try:
-                self._call(self._answer_secs, "key_value_set", f"{self._prefix}/{name}", text)
+                self._call(self._answer_secs, "key_value_set", f"{self._prefix}/{key}", value)
             except jax.errors.JaxRuntimeError as error:
                 if "ALREADY_EXISTS" not in str(error):
                     raise
 
-    def read(self, name: str, wait_secs: float) -> str | None:
-        """See `Board`."""
-        key = f"{self._prefix}/{name}"
+    def get(self, key: str, timeout_secs: float) -> str | None:
+        """See `KeyValueStore`."""
+        path = f"{self._prefix}/{key}"
         try:
-            # With a deadline of next to nothing, a note that is there would often come too late.
-            if not wait_secs:
-                return str(self._call(self._answer_secs, "key_value_try_get", key))
-            milliseconds = max(1, round(wait_secs * 1000))
-            return str(self._call(wait_secs + 1.0, "blocking_key_value_get", key, milliseconds))
-        except SilentBoardError:
+            # With a deadline near zero, a blocking get would often miss a key that is set.
+            if not timeout_secs:
+                return str(self._call(self._answer_secs, "key_value_try_get", path))
+            milliseconds = max(1, round(timeout_secs * 1000))
+            return str(self._call(timeout_secs + 1.0, "blocking_key_value_get", path, milliseconds))
+        except ServiceTimeoutError:
             return None
         except jax.errors.JaxRuntimeError as error:
             if not any(known in str(error) for known in ("DEADLINE_EXCEEDED", "NOT_FOUND")):
                 raise
             return None
 
-    def below(self, name: str) -> dict[str, str]:
-        """See `Board`."""
-        prefix = f"{self._prefix}/{name}/"
-        found = self._call(self._answer_secs, "key_value_dir_get", prefix)
-        return {key[len(prefix) :]: text for key, text in found}
+    def get_prefix(self, prefix: str) -> dict[str, str]:
+        """See `KeyValueStore`."""
+        path = f"{self._prefix}/{prefix}/"
+        found = self._call(self._answer_secs, "key_value_dir_get", path)
+        return {key[len(path) :]: value for key, value in found}
 
-    def remove(self, name: str) -> None:
-        """See `Board`."""
-        self._call(self._answer_secs, "key_value_delete", f"{self._prefix}/{name}/")
+    def delete_prefix(self, prefix: str) -> None:
+        """See `KeyValueStore`."""
+        self._call(self._answer_secs, "key_value_delete", f"{self._prefix}/{prefix}/")
 
     def _call(self, timeout_secs: float, method: str, *args: Any) -> Any:
-        """What the client's `method` returns."""
-        if not hasattr(self._callers, "mine"):  # one for each thread: they do not wait for another
+        if not hasattr(
+            self._callers, "mine"
+        ):  # one for each thread, so that none waits for another
             self._callers.mine = _Caller()
         call = functools.partial(getattr(self._client, method), *args)
         return self._callers.mine.call(call, timeout_secs)
 
 
 class _Caller:
-    """A daemon thread that makes calls; whoever waits for one may stop waiting."""
+    """A daemon thread that makes calls for another thread, which can stop waiting for a call."""
 
     def __init__(self) -> None:
-        """No call yet; the thread ends with this object."""
         self._calls: queue.SimpleQueue[Any] = queue.SimpleQueue()
-        weakref.finalize(self, self._calls.put, None)
+        weakref.finalize(self, self._calls.put, None)  # the thread ends with this object
         serve = functools.partial(_serve, self._calls)
-        threading.Thread(target=serve, name="flaxckpt-notes", daemon=True).start()
+        threading.Thread(target=serve, name="flaxckpt-key-values", daemon=True).start()
 
     def call(self, function: Callable[[], T], timeout_secs: float) -> T:
-        """What `function` returns.
-
-        Raises:
-          SilentBoardError: when it does not return in time.
-        """
         future: concurrent.futures.Future[T] = concurrent.futures.Future()
         self._calls.put((future, function))
         done, _ = concurrent.futures.wait([future], timeout_secs)
         if not done:
-            raise SilentBoardError(f"no answer within {timeout_secs:g} s")
+            raise ServiceTimeoutError(f"no answer within {timeout_secs:g} s")
         return future.result()
 
 
 def _serve(calls: queue.SimpleQueue[Any]) -> None:
-    """Makes one call after the other until there is a `None`."""
     while (found := calls.get()) is not None:
         future, function = found
         try:
             future.set_result(function())
         except BaseException as error:  # noqa: BLE001 - raised where it is waited for
             future.set_exception(error)
-
-
-def client() -> Any:
-    """Jax's own client of its coordination service; `None` when this jax has none, or another."""
-    try:
-        from jax._src.distributed import global_state
-
-        found = global_state.client
-    except (ImportError, AttributeError):
-        return None
-    needed = ("set", "try_get", "dir_get", "delete")
-    has_all = all(hasattr(found, f"key_value_{name}") for name in needed)
-    return found if has_all and hasattr(found, "blocking_key_value_get") else None
-
-
-def join(timeout_secs: float, fallback: Callable[[str], Board]) -> Group:
-    """The processes of this job; every one of them must call this.
-
-    Without `jax.distributed` a process is alone, and no device is asked for.
-
-    Args:
-      timeout_secs: how long processes wait for one another.
-      fallback: makes a board of that name in the storage.
-    """
-    if not jax.distributed.is_initialized() or jax.process_count() == 1:
-        return ALONE
-    name = _shared_name()
-    service = client()
-    answer_secs = min(ANSWER_SECS, timeout_secs / 2)
-    prefix = f"flaxckpt/{name}"
-    board = CoordinationBoard(service, prefix, answer_secs) if service else fallback(name)
-    return Group(jax.process_index(), jax.process_count(), board, timeout_secs)
-
-
-def _shared_name() -> str:
-    """A name that no group has had, the same on all processes.
-
-    This is the only collective of a save, on the caller's thread and once for a manager: one from
-    another thread would wait for ever beside those of a train step.
-    """
-    from jax.experimental import multihost_utils
-
-    ours = np.frombuffer(uuid.uuid4().bytes, np.uint8)
-    return bytes(np.asarray(multihost_utils.broadcast_one_to_all(ours), np.uint8)).hex()

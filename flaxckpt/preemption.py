@@ -24,21 +24,6 @@ class CanEnd(Protocol):
         """Makes the next call save."""
 
 
-def reached(step: int) -> bool:
-    """Whether all processes have agreed that `step` is the one to save before the job is ended.
-
-    jax's preemption service says so once, some steps after any of them got its SIGTERM.
-    """
-    if not jax.distributed.is_initialized():
-        return False
-    from jax.experimental import multihost_utils
-
-    try:
-        return bool(multihost_utils.reached_preemption_sync_point(step))
-    except RuntimeError:  # jax_enable_preemption_service is off
-        return False
-
-
 @contextlib.contextmanager
 def on_preemption(
     manager: CanEnd, signals: Iterable[signal.Signals] = (signal.SIGTERM,)

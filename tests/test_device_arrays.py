@@ -86,7 +86,7 @@ def test_another_jax_is_served_by_device_put(tmp_path, monkeypatch, broken):
             raise broken
         return [jnp.asarray(v) + 1 for v in values]
 
-    monkeypatch.setattr(placement, "_put", other)
+    monkeypatch.setattr(placement, "batched_device_put", other)
     assert not placement.is_equal(jax.devices()[0])
     flaxckpt.save(tmp_path / "x", {"a": jnp.arange(3), "b": jnp.ones(())})
     found = flaxckpt.restore(tmp_path / "x")

@@ -21,11 +21,11 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.leaves import kinds as leaf_handler
-from flaxckpt.multihost import Group
+from flaxckpt.multihost import ProcessGroup
 from flaxckpt.run.writer import Background
 from flaxckpt.saving import writing
 from flaxckpt.testing import assert_bitwise_resume
-from tests.test_agreement import MemoryBoard
+from tests.multihost.memory import MemoryKeyValueStore
 
 OPTIONS = flaxckpt.Options(fsync=False)
 SAMPLES = Path(__file__).parent / "samples"
@@ -271,21 +271,25 @@ def same_items(path):
     writing.check_items(shares, "saving step 3")
 
 
-def other_meeting(path):
-    board = MemoryBoard()
-    Group(0, 2, board, 1.0).meet("saving step 3").say("decision", 1)
-    Group(1, 2, board, 1.0).meet("saving step 4").heard("decision")
+def other_operation(path):
+    store = MemoryKeyValueStore()
+    ProcessGroup(0, 2, store, 1.0).collective("saving step 3").publish("broadcast", 1)
+    ProcessGroup(1, 2, store, 1.0).collective("saving step 4").wait_for("broadcast")
 
 
 def failed_elsewhere(path):
-    board = MemoryBoard()
-    with pytest.raises(RuntimeError), Group(1, 2, board, 1.0).meet("saving step 3").reporting():
+    store = MemoryKeyValueStore()
+    with (
+        pytest.raises(RuntimeError),
+        ProcessGroup(1, 2, store, 1.0).collective("saving step 3").sharing_errors(),
+    ):
         failing()
-    Group(0, 2, board, 1.0).meet("saving step 3").collect()
+    ProcessGroup(0, 2, store, 1.0).collective("saving step 3").gather()
 
 
 def alone(count):
-    return lambda path: Group(0, count, MemoryBoard(), 0.01).meet("saving step 3").collect()
+    group = ProcessGroup(0, count, MemoryKeyValueStore(), 0.01)
+    return lambda path: group.collective("saving step 3").gather()
 
 
 def slow(path):
@@ -993,7 +997,7 @@ CASES = {
             ),
         ),
         "calls": (
-            other_meeting,
+            other_operation,
             (
                 "saving step 4: another process is saving step 3 instead. All processes must make "
                 "the same calls in the same order."
@@ -1011,15 +1015,15 @@ CASES = {
         "one": (
             alone(2),
             (
-                "saving step 3: process 1 did not arrive within 0.01 s. See the log there, or give "
-                "Options(timeout_secs=...) more."
+                "saving step 3: process 1 did not reach this barrier within 0.01 s. Check the log "
+                "there, or raise Options(timeout_secs=...)."
             ),
         ),
         "many": (
             alone(4),
             (
-                "saving step 3: 3 processes: 1, 2, 3 did not arrive within 0.01 s. See the log "
-                "there, or give Options(timeout_secs=...) more."
+                "saving step 3: 3 processes: 1, 2, 3 did not reach this barrier within 0.01 s. "
+                "Check the log there, or raise Options(timeout_secs=...)."
             ),
         ),
     },

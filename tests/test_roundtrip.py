@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 
 import flaxckpt
-from flaxckpt.leaves.array import as_weak
+from flaxckpt.jax_private import as_weak
 from flaxckpt.leaves.dtypes import dtype_name
 from tests.tree.strategies import trees
 from tests.trees import assert_same

@@ -180,14 +180,14 @@ def test_after_a_save_in_rounds_the_state_may_change(run, where, request, monkey
     expected = [array.copy(), *(np.array(d) for d in device), small.copy(), np.array(small_device)]
     changed, real = threading.Event(), writer.write
 
-    def slow(job, pieces, meeting):
+    def slow(job, pieces, collective):
         def late():
             for piece in pieces:
                 if piece.array.stored.store == job.state.plan.arrays[-2].stored.store:
                     assert changed.wait(60)  # the last two are written after that
                 yield piece
 
-        real(job, late(), meeting)
+        real(job, late(), collective)
 
     monkeypatch.setattr(writer, "write", slow)
     double = jax.jit(lambda x: x * 2, donate_argnums=0)

@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from flaxckpt.errors import UnsupportedLeafError
+from flaxckpt.jax_private import as_weak
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
 from flaxckpt.leaves.spec import LeafSpec
 
@@ -72,10 +73,3 @@ def check_concrete(leaf: Any) -> jax.Array:
             "the train step returned, not the one it was given."
         )
     return leaf
-
-
-def as_weak(array: jax.Array) -> jax.Array:
-    """`array` with a weak type, on the same sharding."""
-    return jax.lax.convert_element_type_p.bind(
-        array, new_dtype=array.dtype, weak_type=True, sharding=None
-    )

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 
+from flaxckpt.jax_private import key_impl_name
 from flaxckpt.leaves.array import check_concrete, is_key_dtype
 from flaxckpt.leaves.spec import LeafSpec
 
@@ -20,7 +21,7 @@ class PrngKeys:
         """The spec of a key array or of an abstract one."""
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or not is_key_dtype(leaf.dtype):
             return None
-        return LeafSpec("prng_key", shape=leaf.shape, impl=impl_name(leaf.dtype))
+        return LeafSpec("prng_key", shape=leaf.shape, impl=key_impl_name(leaf.dtype))
 
     def encode(self, leaf: Any) -> jax.Array:
         """The words."""
@@ -29,9 +30,3 @@ class PrngKeys:
     def decode(self, spec: LeafSpec, stored: jax.Array) -> jax.Array:
         """The keys around the words."""
         return jax.random.wrap_key_data(stored, impl=spec.impl)
-
-
-def impl_name(dtype: Any) -> str:
-    """The name of the implementation of a key dtype."""
-    # `jax.random.key_impl` wants an array; an abstract key has only its dtype.
-    return str(dtype._impl.name)

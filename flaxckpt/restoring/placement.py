@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AbstractMesh, NamedSharding, PartitionSpec
 
+from flaxckpt.jax_private import batched_device_put
 from flaxckpt.leaves import conversion
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import LeafSpec
@@ -32,7 +33,7 @@ def put(values: Sequence[np.ndarray], where: jax.sharding.Sharding | None) -> li
     device = _only_device(where)
     if device is None or not values or not is_equal(device):
         return list(jax.device_put(list(values), where))
-    return _put(values, device, committed=where is not None)
+    return batched_device_put(values, device, committed=where is not None)
 
 
 def _only_device(where: jax.sharding.Sharding | None) -> Any:
@@ -46,34 +47,16 @@ def _only_device(where: jax.sharding.Sharding | None) -> Any:
     return device if where.memory_kind == device.default_memory().kind else None
 
 
-def _put(values: Sequence[np.ndarray], device: Any, *, committed: bool) -> list[jax.Array]:
-    """`values` on `device`, by jaxlib alone."""
-    from jax._src.interpreters.pxla import batched_device_put
-
-    where = jax.sharding.SingleDeviceSharding(device)
-    return [
-        batched_device_put(_abstract(v.shape, v.dtype), where, [v], [device], committed)
-        for v in values
-    ]
-
-
-@functools.lru_cache(maxsize=4096)
-def _abstract(shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    """What jax knows of an array; to make one takes a third as long as the array."""
-    from jax._src.core import ShapedArray
-
-    return ShapedArray(shape, dtype)
-
-
 @functools.lru_cache
 def is_equal(device: Any) -> bool:
     """Whether jaxlib alone makes the arrays that `device_put` makes, looked up once."""
     where = jax.sharding.SingleDeviceSharding(device)
     values = [np.arange(3, dtype=np.float32), np.zeros((), np.int32), np.ones((2, 0), bool)]
+    make = functools.partial(batched_device_put, values, device)
     try:
         pairs = [
-            (_put(values, device, committed=True), jax.device_put(values, where)),
-            (_put(values, device, committed=False), [jax.device_put(v) for v in values]),
+            (make(committed=True), jax.device_put(values, where)),
+            (make(committed=False), [jax.device_put(v) for v in values]),
         ]
     except Exception:  # noqa: BLE001 - a private function may do anything in another version
         return False

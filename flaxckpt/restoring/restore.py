@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-from flaxckpt import garbage
+from flaxckpt import garbage_collector
 from flaxckpt.errors import RuleError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.conversion import DtypePolicy
@@ -91,7 +91,7 @@ def restore(
     return restore_tree(open_source(path, options), target, fit, options)[0]
 
 
-@garbage.paused()
+@garbage_collector.paused()
 def restore_tree(
     source: Source,
     target: Any,

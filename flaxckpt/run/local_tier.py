@@ -14,7 +14,7 @@ from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, Ite
 from flaxckpt.inspecting import verify
 from flaxckpt.items.item import Place
 from flaxckpt.items.kind import WantedItems
-from flaxckpt.multihost import ALONE, Group
+from flaxckpt.multihost import SINGLE_PROCESS, ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.restore import Initialise, restore_tree
@@ -42,7 +42,7 @@ _UNREADABLE: dict[str, type[Unreadable]] = {
 
 
 def restore_intact(
-    paths: Sequence[tuple[int, Location]], restore: Restore, options: Options, group: Group
+    paths: Sequence[tuple[int, Location]], restore: Restore, options: Options, group: ProcessGroup
 ) -> RestoredStep:
     """Restores the first of some steps that is not damaged, the same on all processes of `group`.
 
@@ -62,11 +62,11 @@ def restore_intact(
     damaged: list[tuple[int, str]] = []
     first_error: Unreadable | None = None
     for left, (step, path) in zip(reversed(range(len(paths))), paths, strict=True):
-        meeting = group.meet(f"restoring {path}")
-        with meeting.reporting():
-            is_verified = bool(damaged) and group.is_leader
+        collective = group.collective(f"restoring {path}")
+        with collective.sharing_errors():
+            is_verified = bool(damaged) and group.is_process_0
             found, error = _tried(path, restore, options, is_verified=is_verified)
-        error = _first(meeting.together(error and [type(error).__name__, str(error)]), error)
+        error = _first(collective.all_gather(error and [type(error).__name__, str(error)]), error)
         if found is not None and error is None:
             return step, found[0], dataclasses.replace(found[1], damaged=tuple(damaged))
         if isinstance(error, CheckpointNotFoundError):
@@ -128,7 +128,7 @@ class LocalTier:
     """
 
     pacer: Pacer
-    group: Group
+    group: ProcessGroup
     _run: Run
     _writer: Writer
 
@@ -140,16 +140,16 @@ class LocalTier:
           now: the time in seconds.
           request_fn: gives what is to be saved.
         """
-        if self.group.paced(self.pacer, step, now):
+        if self.group.is_due(self.pacer, step, now):
             self._save(step, request_fn())
             self.pacer.saved(step, now)
 
     def _save(self, step: int, request: SaveRequest) -> None:
         """Saves now."""
-        attempt = self.group.decide(f"saving step {step} locally", layout.new_attempt)
+        attempt = self.group.broadcast(f"saving step {step} locally", layout.new_attempt)
         request = dataclasses.replace(request, overwrite=self._run.described(step) is not None)
         place = Place(self.group.index, self.group.count)
-        self._writer.save(step, request, ALONE, attempt=attempt, place=place)
+        self._writer.save(step, request, SINGLE_PROCESS, attempt=attempt, place=place)
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
@@ -166,10 +166,10 @@ class LocalTier:
         step = self.newest()
         if step is None or step < at_least:
             return None
-        meeting = self.group.meet(f"restoring local step {step}")
-        with meeting.reporting():
+        collective = self.group.collective(f"restoring local step {step}")
+        with collective.sharing_errors():
             found, problem = self._tried(step, restore)
-        problems = meeting.together(problem)
+        problems = collective.all_gather(problem)
         if found is not None and not any(problems):
             return step, *found
         index, text = next((i, text) for i, text in enumerate(problems) if text)
@@ -181,7 +181,7 @@ class LocalTier:
     def newest(self) -> int | None:
         """The newest step that every process has, of the same save."""
         ours = [[step, self._attempt(step)] for step in self._run.steps()]
-        told = self.group.meet("listing local steps").together(ours)
+        told = self.group.collective("listing local steps").all_gather(ours)
         common = set.intersection(*({(step, attempt) for step, attempt in steps} for steps in told))
         return max((step for step, _ in common), default=None)
 
@@ -199,7 +199,7 @@ class LocalTier:
 
 
 def open_tier(
-    directory: Path, every: Every, group: Group, options: Options, *, async_: bool
+    directory: Path, every: Every, group: ProcessGroup, options: Options, *, async_: bool
 ) -> LocalTier:
     """The tier of this process below `directory`; what a writer that died left is removed."""
     own = directory / f"process_{group.index}"
@@ -219,7 +219,7 @@ class Sources:
 
     run: Run
     local: LocalTier | None
-    group: Group
+    group: ProcessGroup
     options: Options
 
     def restore(self, restore: Restore, step: int | None, *, older: bool) -> RestoredStep:
@@ -240,7 +240,7 @@ class Sources:
             if found is not None:
                 return found
         title = f"choosing the step of {self.run.directory} to restore"
-        steps = self.group.decide(title, lambda: self.run.candidates(step, older=older))
+        steps = self.group.broadcast(title, lambda: self.run.candidates(step, older=older))
         paths = [(s, self.run.path(s)) for s in steps]
         return restore_intact(paths, restore, self.options, self.group)
 
@@ -250,7 +250,7 @@ class Sources:
 
     def _newest(self) -> int | None:
         """The newest step of the run."""
-        return self.group.decide(f"looking into {self.run.directory}", self.run.latest)
+        return self.group.broadcast(f"looking into {self.run.directory}", self.run.latest)
 
 
 # What is to be restored of a run, and doing it.

@@ -26,7 +26,7 @@ from flaxckpt.errors import (
 from flaxckpt.items.item import Place, check_names
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import MAX_PAST, CheckpointMetadata, PastSave
-from flaxckpt.multihost import PATIENCE, Group, Meeting
+from flaxckpt.multihost import PATIENCE, Collective, ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.run.costs import Accounts, Cost
 from flaxckpt.run.retention import Keep, Metric, Mode
@@ -202,14 +202,14 @@ class _Save:
     Attributes:
       step: its number.
       job: what is written, and where.
-      meeting: of the processes that write it.
+      collective: the operation of the processes that write it.
       began: when the loop called, in seconds.
       blocked: for how many seconds the loop waited, if not for all.
     """
 
     step: int
     job: Job
-    meeting: Meeting
+    collective: Collective
     began: float
     blocked: float | None = None
 
@@ -239,7 +239,7 @@ class Writer:
         self,
         step: int,
         request: SaveRequest,
-        group: Group,
+        group: ProcessGroup,
         *,
         attempt: str | None = None,
         place: Place | None = None,
@@ -258,10 +258,10 @@ class Writer:
         patience = 1.0 if group.process is None else PATIENCE
         self.background.timeout_secs = patience * self._options.timeout_secs
         path = self._run.path(step)
-        meeting = group.meet(f"saving step {step} of {self._run.directory}")
-        with meeting.reporting():
+        collective = group.collective(f"saving step {step} of {self._run.directory}")
+        with collective.sharing_errors():
             started = time.time_ns()
-            admitted = meeting.decide(functools.partial(self._admit, step, request.overwrite))
+            admitted = collective.broadcast(functools.partial(self._admit, step, request.overwrite))
             described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
             where = place or Place(group.index, group.count)
             encoded = contents.encode(request.items or {}, where)
@@ -274,7 +274,7 @@ class Writer:
             self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
             tree = contents.Tree(layout.ITEM, taken.plan)
             job = Job(tree, path, described, request.overwrite, self._options, tuple(of_items))
-            self._start(_Save(step, job, meeting, began), [taken, *states])
+            self._start(_Save(step, job, collective, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:
         """The id of an attempt to save `step`, once that is known to be possible."""
@@ -324,18 +324,18 @@ class Writer:
 
     def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
-        job, is_leader = save.job, save.meeting.group.is_leader
-        if is_leader:  # in the background: it may read the metadata of the step before
-            with save.meeting.reporting():
+        job, is_process_0 = save.job, save.collective.group.is_process_0
+        if is_process_0:  # in the background: it may read the metadata of the step before
+            with save.collective.sharing_errors():
                 job = dataclasses.replace(job, past=self._remembered())
-        write(job, pieces, save.meeting)
+        write(job, pieces, save.collective)
         self._run.forget(save.step)
         plan, seconds = job.state.plan, time.monotonic() - save.began
         blocked = seconds if save.blocked is None else save.blocked
         cost = Cost(save.step, len(plan.records), plan.nbytes, seconds, blocked)
         logger.info("saved step %d: %s, to %s", save.step, cost, job.final)
         self._remember(cost, job.described.metrics)
-        if is_leader:
+        if is_process_0:
             self._delete_unkept(save.step)
 
     def _remember(self, cost: Cost, metrics: Mapping[str, float]) -> None:

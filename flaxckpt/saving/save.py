@@ -77,7 +77,7 @@ def save(
       DirectoryError: when `path` is a file, holds something else, or may not be written.
       StoreError: when an object store cannot be used.
       ProcessFailedError: when another process of the job failed; nothing is committed then.
-      ProcessTimeoutError: when another process of the job did not arrive.
+      ProcessTimeoutError: if another process of the job did not arrive.
 
     Example:
       >>> import jax.numpy as jnp
@@ -87,10 +87,12 @@ def save(
     started = time.time_ns()
     user_metadata = step_metadata.check_metadata(metadata or {})
     check_names(items or ())
-    group = multihost.join(options.timeout_secs, functools.partial(store.board, final.parent))
-    meeting = group.meet(f"saving {final}")
-    with meeting.reporting():
-        attempt = meeting.decide(functools.partial(admit, final, overwrite, options))
+    group = multihost.process_group(
+        options.timeout_secs, functools.partial(store.key_values, final.parent)
+    )
+    collective = group.collective(f"saving {final}")
+    with collective.sharing_errors():
+        attempt = collective.broadcast(functools.partial(admit, final, overwrite, options))
         described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
         place = Place(group.index, group.count)
         encoded = contents.encode(items or {}, place)
@@ -103,7 +105,7 @@ def save(
         pieces = stream_all([state, *states], options.snapshot_bytes, copy=False)
     whole = contents.Tree(layout.ITEM, state.plan)
     job = Job(whole, final, described, overwrite, options, tuple(of_items))
-    write(job, pieces, meeting)
+    write(job, pieces, collective)
 
 
 def admit(final: Location, overwrite: bool, options: Options) -> str:
@@ -215,11 +217,13 @@ class PartialSave:
           DirectoryError: when it is a file, holds something else, or may not be written.
         """
         final, options, overwrite = self._final, self._options, self._overwrite
-        board = functools.partial(store.board, final.parent)
-        self._group = multihost.join(options.timeout_secs, board)
-        self._meeting = self._group.meet(f"saving {final} in parts")
-        with self._meeting.reporting():
-            attempt = self._meeting.decide(functools.partial(admit, final, overwrite, options))
+        key_values = functools.partial(store.key_values, final.parent)
+        self._group = multihost.process_group(options.timeout_secs, key_values)
+        self._collective = self._group.collective(f"saving {final} in parts")
+        with self._collective.sharing_errors():
+            attempt = self._collective.broadcast(
+                functools.partial(admit, final, overwrite, options)
+            )
         described = CheckpointMetadata(attempt, time.time_ns(), 0, {}, self._metadata)
         job = Job(self._tree, final, described, overwrite, options)
         pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
@@ -230,7 +234,7 @@ class PartialSave:
     def _write(self, job: Job) -> None:
         """Writes what comes, and commits it at the end."""
         try:
-            write(job, self._feed, self._meeting)
+            write(job, self._feed, self._collective)
         finally:
             self._feed.stop()
 

@@ -13,7 +13,7 @@ import jax
 import ml_dtypes
 import numpy as np
 
-from flaxckpt import garbage
+from flaxckpt import garbage_collector
 from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves.array import check_concrete, is_key_dtype
 from flaxckpt.leaves.dtypes import parse_dtype, to_stored
@@ -102,7 +102,7 @@ class Piece(NamedTuple):
             yield key, zarr3.encode_chunk(inner, self.array.chunk, self.array.storage)
 
 
-@garbage.paused()
+@garbage_collector.paused()
 def take_apart(
     tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
 ) -> State:
@@ -127,7 +127,7 @@ def take_apart(
     return State(plan, data)
 
 
-@garbage.paused()
+@garbage_collector.paused()
 def hold(*states: State) -> Iterator[Piece]:
     """All of `states`; when this returns, they may be donated, deleted or changed.
 

@@ -20,7 +20,7 @@ from flaxckpt.metadata import sealed_json, step_metadata
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave
 from flaxckpt.metadata.tree_metadata import with_files
-from flaxckpt.multihost import Meeting
+from flaxckpt.multihost import Collective
 from flaxckpt.options import Options
 from flaxckpt.progress import Progress
 from flaxckpt.saving.contents import Item, Tree, WrittenTree
@@ -55,7 +55,7 @@ class Part(NamedTuple):
     is_written: bool
 
     def to_json(self) -> dict[str, Any]:
-        """As a note to process 0."""
+        """As a message to process 0."""
         return self._asdict()
 
     @classmethod
@@ -78,7 +78,7 @@ class Share(NamedTuple):
     items: dict[str, int]
 
     def to_json(self) -> dict[str, Any]:
-        """As a note to process 0."""
+        """As a message to process 0."""
         files = {
             item: {name: list(file) for name, file in found.items()}
             for item, found in self.files.items()
@@ -120,7 +120,7 @@ def digest(plan: SavePlan) -> int:
 
 
 def own(
-    pieces: Iterable[Piece], local: dict[str, str], *, is_leader: bool
+    pieces: Iterable[Piece], local: dict[str, str], *, is_process_0: bool
 ) -> Iterator[tuple[str, bytes]]:
     """The keys and values that this process writes; puts into `local` what the rest is like."""
     checksums: dict[str, int] = {}
@@ -131,7 +131,7 @@ def own(
             is_number = piece.array.stored.shape == piece.values.shape and piece.values.size == 1
             checksum = f"crc32c {checksums[name]:08x}"
             local[name] = repr(piece.values.item()) if is_number else checksum
-        if is_leader or not piece.array.is_local:
+        if is_process_0 or not piece.array.is_local:
             yield from piece.encode()
 
 
@@ -211,7 +211,7 @@ class TreeWriter:
         """Writes what is `process`'s own of the arrays."""
         fsync, name = self.options.fsync, self._child(process)
         local: dict[str, str] = {}
-        values = own(pieces, local, is_leader=process == 0)
+        values = own(pieces, local, is_process_0=process == 0)
         if (first := next(values, None)) is None:
             return Part(digest(self.tree.plan), local, {}, is_written=False)
         child = store_store.make_child(self.item, name)
@@ -364,56 +364,56 @@ class _Written(NamedTuple):
     items: Mapping[str, Mapping[str, SavedFile]]
 
 
-def write(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
+def write(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
     """Writes `pieces`, this process's part of the arrays, and returns when all is committed.
 
     Raises:
       StepExistsError: when another writer has committed it meanwhile.
       ProcessFailedError: when another process of the job failed; nothing is committed then.
-      ProcessTimeoutError: when another process of the job did not arrive.
+      ProcessTimeoutError: if another process of the job did not arrive.
     """
-    is_leader = meeting.group.is_leader
-    is_shown = is_leader and job.options.progress
+    is_process_0 = collective.group.is_process_0
+    is_shown = is_process_0 and job.options.progress
     bar = Progress(f"saving {job.final}", job.total_bytes, is_shown=is_shown)
-    with meeting.reporting(), store_store.reached(job.final), bar:
+    with collective.sharing_errors(), store_store.reached(job.final), bar:
         counted = bar.counted(pieces, lambda piece: piece.values.nbytes)
-        if is_leader:
-            _lead(job, counted, meeting)
+        if is_process_0:
+            _lead(job, counted, collective)
         else:
-            _follow(job, counted, meeting)
+            _follow(job, counted, collective)
 
 
-def _follow(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
+def _follow(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
     """What every process but 0 does."""
-    directory, index = job.final.parent / meeting.heard("begun"), meeting.group.index
+    directory, index = job.final.parent / collective.wait_for("begun"), collective.group.index
     try:
         share = _write_share(job, pieces, directory, job.writers(directory), index)
-        meeting.done(share.to_json())
+        collective.arrive(share.to_json())
     except FileNotFoundError:
-        meeting.raise_failure()  # process 0 may have cleaned up, and knows why
+        collective.raise_failure_of_process_0()  # process 0 may have cleaned up, and knows why
         raise
     finally:
         # Process 0 has cleaned up, and this process may have written since. What is written in
         # place may have been committed before something failed, and is left alone.
-        if isinstance(directory, Path) and directory != job.final and meeting.has_failed():
+        if isinstance(directory, Path) and directory != job.final and collective.has_failed():
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _lead(job: Job, pieces: Iterable[Piece], meeting: Meeting) -> None:
+def _lead(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
     """What process 0 does, or one that is alone."""
     attempt = job.described.attempt
     committing = store_store.committing(job.final, attempt, job.options, overwrite=job.overwrite)
     with committing as directory:
         for name in job.directories:
             store_store.make_child(directory, name)
-        meeting.say("begun", directory.name)
+        collective.publish("begun", directory.name)
         writers = job.writers(directory)
-        if meeting.group.count == 1 and isinstance(directory, Path):
+        if collective.group.count == 1 and isinstance(directory, Path):
             written = _write_alone(job, pieces, directory, writers)
         else:
-            written = _write_together(job, pieces, directory, writers, meeting)
+            written = _write_together(job, pieces, directory, writers, collective)
         _write_metadata(job, directory, writers, written)
-    meeting.say("outcome", attempt)
+    collective.publish("outcome", attempt)
 
 
 def _write_alone(
@@ -430,15 +430,16 @@ def _write_together(
     pieces: Iterable[Piece],
     directory: Location,
     writers: list[TreeWriter],
-    meeting: Meeting,
+    collective: Collective,
 ) -> _Written:
     """Writes what is process 0's, waits for the others, and merges the arrays of all."""
     ours = _write_share(job, pieces, directory, writers, 0)
-    shares = [ours, *map(Share.from_json, meeting.collect())]
-    check_items(shares, meeting.title)
+    shares = [ours, *map(Share.from_json, collective.gather())]
+    check_items(shares, collective.title)
     of_trees = zip(*(share.trees for share in shares), strict=True)
     trees = [
-        writer.merge(found, meeting.title) for writer, found in zip(writers, of_trees, strict=True)
+        writer.merge(found, collective.title)
+        for writer, found in zip(writers, of_trees, strict=True)
     ]
     names = [item.name for item in job.items]
     own = {name: {n: f for s in shares for n, f in s.files[name].items()} for name in names}

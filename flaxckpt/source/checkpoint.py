@@ -10,7 +10,7 @@ from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any, Protocol
 
-from flaxckpt import garbage
+from flaxckpt import garbage_collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.leaves.spec import LazyArray, LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import sealed_json, step_metadata, tree_metadata
@@ -94,7 +94,7 @@ class Checkpoint:
         return index
 
 
-@garbage.paused()
+@garbage_collector.paused()
 def open_checkpoint(
     path: PathLike, options: Options = Options(), *, is_part: bool = False
 ) -> Checkpoint:
@@ -120,7 +120,7 @@ def open_checkpoint(
         return Checkpoint(directory, described, tree, is_part=is_part)
 
 
-@garbage.paused()
+@garbage_collector.paused()
 def open_item(checkpoint: Checkpoint, name: str) -> Checkpoint:
     """The tree of the item `name`, which has one, as if it were the state of the checkpoint.
 

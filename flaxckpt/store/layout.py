@@ -30,7 +30,8 @@ CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCE
 
 # In a bucket, next to the checkpoints:
 CLAIMS = "_claims"
-NOTES = "notes"
+# The key-value store of a job without a coordination service.
+KEY_VALUES = "notes"
 # In place of a host: what belongs to all of a job goes when nobody has touched it for a day.
 ALL_HOSTS = "all.hosts"
 PROBE = "_flaxckpt-probe-"

@@ -13,7 +13,7 @@ from flaxckpt import options as options_module
 from flaxckpt.options import Options
 from flaxckpt.store import bucket, layout, local
 from flaxckpt.store.bucket import BucketPath, open_bucket
-from flaxckpt.store.notes import StorageBoard
+from flaxckpt.store.key_values import StorageKeyValueStore
 
 if TYPE_CHECKING:
     import tensorstore as ts
@@ -197,10 +197,10 @@ def write_file(path: Location, data: bytes, *, fsync: bool) -> None:
         raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
 
 
-def board(parent: Location, name: str) -> StorageBoard:
-    """Where the processes of a job leave notes, for want of a service; its name is `name`'s."""
-    directory = layout.temporary_name(layout.NOTES, name[:12], layout.ALL_HOSTS)
-    return StorageBoard(kvstore(parent / directory))
+def key_values(parent: Location, name: str) -> StorageKeyValueStore:
+    """The key-value store called `name`, for a job without a coordination service."""
+    directory = layout.temporary_name(layout.KEY_VALUES, name[:12], layout.ALL_HOSTS)
+    return StorageKeyValueStore(kvstore(parent / directory))
 
 
 def set_flag(path: Location, value: bool, *, fsync: bool) -> None:

@@ -75,13 +75,13 @@ def _fsync_and_forget(fd, fsync=os.fsync):
         fsync(fd)
 
 
-def _delete_then_write(job, pieces, meeting, *, write=flaxckpt.run.writer.write):
+def _delete_then_write(job, pieces, collective, *, write=flaxckpt.run.writer.write):
     """`write` that makes room first."""
     final = job.final
     old = {"1": final, "2": final.with_name("0")}.get(final.name)
     if old is not None and old.exists():
         remove(old, fsync=True)
-    write(job, pieces, meeting)
+    write(job, pieces, collective)
 
 
 BREAKS = {

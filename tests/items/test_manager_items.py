@@ -76,10 +76,10 @@ def test_when_there_is_nothing_to_restore_items_are_left_alone(tmp_path):
 def test_what_is_saved_is_what_there_was_when_save_was_called(tmp_path, monkeypatch, limit):
     go_on, real = threading.Event(), writer.write
 
-    def late(job, pieces, meeting):
+    def late(job, pieces, collective):
         if limit is None:
             assert go_on.wait(30)
-        real(job, pieces, meeting)
+        real(job, pieces, collective)
 
     monkeypatch.setattr(writer, "write", late)
     it, config, host, rng = Counter(4), {"a": [1]}, np.arange(3000.0), np.random.RandomState(1)

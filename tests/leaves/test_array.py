@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from flaxckpt.errors import UnsupportedLeafError
+from flaxckpt.jax_private import as_weak
 from flaxckpt.leaves import kinds
-from flaxckpt.leaves.array import as_weak
 from flaxckpt.leaves.spec import LeafSpec
 from tests.leaves.helpers import round_trip, same_bits
 

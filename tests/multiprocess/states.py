@@ -15,7 +15,8 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt.leaves.array import as_weak, is_key_dtype
+from flaxckpt.jax_private import as_weak
+from flaxckpt.leaves.array import is_key_dtype
 from flaxckpt.tree.structure import flatten
 
 # So small that leaves of some KiB have many chunks, which the holders of a replica share.

@@ -30,7 +30,7 @@ def saved_until_an_error(context, url, options, stopped):
             write_all = ocdbt.write_all
 
             def hang(*args):
-                # Process 0 has the notes: were it to stop before the others have read that step 2
+                # Process 0 serves the keys. If it stopped before the others have read that step 2
                 # is saved at all, they would fail in `save`, not in its background.
                 for index in set(range(context.count)) - {stopped}:
                     cluster.wait_for_mark(context.dir, index, "training")
@@ -86,7 +86,7 @@ def test_a_process_that_hangs_is_named_by_the_others(stopped, count, tmp_path):
         assert "run" in text
         assert f"process {stopped}" in text
         assert kind == "ProcessTimeoutError", text
-        assert f"did not arrive within {TIMEOUT} s" in text
+        assert f"did not reach this barrier within {TIMEOUT} s" in text
     assert jobs.check_alone(store, "run", 1) == [1]
     # The next job saves that step, and nothing is left of the one that hung.
     cluster.run(save_once, 2, store.url("run"), options, 2)

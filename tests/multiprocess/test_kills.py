@@ -23,13 +23,13 @@ class Point:
     Attributes:
       function: one that the save calls.
       after: whether it dies when the function has returned, not when it is called.
-      note: only in a call one of whose first two arguments matches this.
+      key: only in a call one of whose first two arguments matches this.
       commits: whether the step is committed then, or by the others.
     """
 
     function: str
     after: bool = False
-    note: str = ""
+    key: str = ""
     commits: bool = False
 
     def arm(self, context):
@@ -39,7 +39,7 @@ class Point:
         function = getattr(owner, name)
 
         def deadly(*args, **kwargs):
-            meant = any(re.search(self.note, str(argument)) for argument in args[:2])
+            meant = any(re.search(self.key, str(argument)) for argument in args[:2])
             if meant and not self.after:
                 context.die()
             result = function(*args, **kwargs)
@@ -59,19 +59,23 @@ EVERYBODY = {
     "after its part": Point("flaxckpt.saving.writing._write_share", after=True),
 }
 LEADER = EVERYBODY | {
-    "before the others begin": Point("flaxckpt.multihost.Meeting.say", note="^begun$"),
-    "after the others begin": Point("flaxckpt.multihost.Meeting.say", after=True, note="^begun$"),
-    "when all are done": Point("flaxckpt.multihost.Meeting.collect", after=True),
+    "before the others begin": Point("flaxckpt.multihost.Collective.publish", key="^begun$"),
+    "after the others begin": Point(
+        "flaxckpt.multihost.Collective.publish", after=True, key="^begun$"
+    ),
+    "when all are done": Point("flaxckpt.multihost.Collective.gather", after=True),
     "before the merge": Point("flaxckpt.store.ocdbt.merge"),
     "after the merge": Point("flaxckpt.store.ocdbt.merge", after=True),
     "before the commit": Point("flaxckpt.saving.writing._write_metadata", after=True),
-    "before the outcome": Point("flaxckpt.multihost.Meeting.say", note="^outcome$", commits=True),
+    "before the outcome": Point(
+        "flaxckpt.multihost.Collective.publish", key="^outcome$", commits=True
+    ),
 }
 OTHER = EVERYBODY | {
-    "before it has begun": Point("flaxckpt.multihost.Meeting.heard"),
+    "before it has begun": Point("flaxckpt.multihost.Collective.wait_for"),
     # Process 0 needs it no more.
     "after its done record": Point(
-        "flaxckpt.multihost.Meeting._post", after=True, note="done/1", commits=True
+        "flaxckpt.multihost.Collective._set", after=True, key="arrived/1", commits=True
     ),
 }
 ON_DISK = {
@@ -80,9 +84,9 @@ ON_DISK = {
 }
 IN_A_BUCKET = {
     "after the claim": Point("flaxckpt.store.bucket._claim", after=True),
-    "before the marker": Point("flaxckpt.store.bucket.BucketPath.write", note=MARKER),
+    "before the marker": Point("flaxckpt.store.bucket.BucketPath.write", key=MARKER),
     "after the marker": Point("flaxckpt.store.bucket.BucketPath.write", True, MARKER),
-    "before the claim says so": Point("flaxckpt.store.bucket.BucketPath.replace", note=WRITING),
+    "before the claim says so": Point("flaxckpt.store.bucket.BucketPath.replace", key=WRITING),
     "after the claim says so": Point(
         "flaxckpt.store.bucket.BucketPath.replace", True, WRITING, commits=True
     ),
@@ -154,7 +158,7 @@ def test_another_process_is_killed_at_each_point(kind, tmp_path):
 
 
 def test_of_three_processes_two_are_killed_one_after_the_other(tmp_path):
-    late = dataclasses.replace(OTHER["after its done record"], note="done/2")
+    late = dataclasses.replace(OTHER["after its done record"], key="arrived/2")
     points = [(1, "after its part", OTHER["after its part"]), (2, "after its done record", late)]
     with stores.opened("disk", tmp_path) as store:
         kill_at_each(store, "run", points, count=3)

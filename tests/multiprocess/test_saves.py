@@ -15,7 +15,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt import multihost
+from flaxckpt import jax_private
 from flaxckpt.run import writer
 from flaxckpt.saving import snapshot
 from flaxckpt.store import ocdbt
@@ -418,29 +418,29 @@ def test_a_process_that_does_not_come_is_named(tmp_path):
     first, _, third = cluster.run(save_without_one, 3, tmp_path)
     for result in (first, third):
         assert result.value[0] == "BackgroundSaveError"
-        assert "process 1 did not arrive within 1 s" in result.value[1]
+        assert "process 1 did not reach this barrier within 1 s" in result.value[1]
     assert names_in(tmp_path) == ["1"]
 
 
 def save_without_the_service(context, directory):
-    """The processes leave their notes in the run itself."""
-    multihost.client = lambda: None
+    """The processes use a key-value store in the run itself."""
+    jax_private.coordination_client = lambda: None
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         for step in (1, 2):
             ckpt.save(step, {"w": spread(step)})
         exists = raised(ckpt.save, 1, {"w": spread(3)})
         states.assert_equal(ckpt.restore({"w": spread(0)}), {"w": spread(2)})
-        return type(ckpt._group.board).__name__, ckpt.steps(), exists[0]
+        return type(ckpt._group.key_values).__name__, ckpt.steps(), exists[0]
 
 
-def test_a_job_without_the_service_of_jax_leaves_its_notes_in_the_run(tmp_path):
+def test_a_job_without_the_service_of_jax_meets_in_the_run(tmp_path):
     results = cluster.run(save_without_the_service, 3, tmp_path)
-    assert [r.value for r in results] == [("StorageBoard", [1, 2], "StepExistsError")] * 3
-    (notes,) = (tmp_path / name for name in names_in(tmp_path) if name.startswith("notes"))
+    assert [r.value for r in results] == [("StorageKeyValueStore", [1, 2], "StepExistsError")] * 3
+    (key_values,) = (tmp_path / name for name in names_in(tmp_path) if name.startswith("notes"))
     flaxckpt.CheckpointManager(tmp_path).close()
-    assert notes.exists()  # they are no host's: its job may be running
+    assert key_values.exists()  # they are no host's: its job may be running
     long_ago = time.time() - 2 * 24 * 3600
-    os.utime(notes, (long_ago, long_ago))
+    os.utime(key_values, (long_ago, long_ago))
     flaxckpt.CheckpointManager(tmp_path).close()
     assert names_in(tmp_path) == ["1", "2"]
 
