@@ -1,4 +1,4 @@
-"""What the site does with the pages beside rendering them; named in mkdocs.yml."""
+"""Hooks of the site, named in mkdocs.yml: pages from other folders, and examples of docstrings."""
 
 import re
 from pathlib import Path
@@ -9,31 +9,37 @@ from mkdocs.config.defaults import MkDocsConfig
 from mkdocs.structure.files import File, Files
 from mkdocs.structure.pages import Page
 
-# These lie beside the code that writes them, and are pages of the site, too.
-BENCHMARKS = ("RESULTS.md", "SCALING.md", "results.svg")
+# Pages of the site that are not in docs/, by their path in the repository.
+ELSEWHERE = (
+    "CONTRIBUTING.md",
+    "benchmarks/RESULTS.md",
+    "benchmarks/SCALING.md",
+    "benchmarks/results.svg",
+)
 HIDDEN = re.compile(r"^<!-- (setup|check|not run):.*?-->\n", re.MULTILINE | re.DOTALL)
 
 
 def on_files(files: Files, config: MkDocsConfig) -> Files:
-    """Adds what the benchmarks have found."""
-    there = Path(config.config_file_path).parent / "benchmarks"
-    for name in BENCHMARKS:
-        source = str(there / name)
-        files.append(File.generated(config, f"benchmarks/{name}", abs_src_path=source))
+    """Adds the pages from other folders."""
+    root = Path(config.config_file_path).parent
+    for name in ELSEWHERE:
+        files.append(File.generated(config, name, abs_src_path=str(root / name)))
     return files
 
 
 def on_page_markdown(markdown: str, page: Page, config: MkDocsConfig, files: Files) -> str:
-    """Takes out what only the tests of the pages read, and leads to the pages added above."""
+    """Removes comments that only the tests read, and adapts links to and from the added pages."""
     del page, config, files
-    return HIDDEN.sub("", markdown).replace("](../benchmarks/", "](benchmarks/")
+    return re.sub(
+        r"\]\((?:\.\./(?=benchmarks/|CONTRIBUTING)|docs/)", "](", HIDDEN.sub("", markdown)
+    )
 
 
 class Examples(griffe.Extension):
-    """Shows the examples of docstrings as code; mkdocstrings knows only the plural."""
+    """Shows `Example:` sections of docstrings as code; mkdocstrings only supports `Examples:`."""
 
     def on_instance(self, *, obj: griffe.Object, **rest: Any) -> None:
-        """Changes the heading in one docstring."""
+        """Changes the heading in a docstring."""
         del rest
         if obj.docstring is not None:
             lines = obj.docstring.value.splitlines()
