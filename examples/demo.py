@@ -42,14 +42,14 @@ def kill_after(step: int, workdir: Path) -> int:
     try:
         with flaxckpt.CheckpointManager(workdir, read_only=True) as ckpt:
             deadline = time.monotonic() + 120
-            while ckpt.latest_step is None or ckpt.latest_step < step:
+            while ckpt.latest_step() is None or ckpt.latest_step() < step:
                 if process.poll() is not None or time.monotonic() > deadline:
                     raise RuntimeError(f"the training did not come by step {step}")
                 time.sleep(0.002)
     finally:
         process.kill()
         process.communicate()
-    return ckpt.latest_step
+    return ckpt.latest_step()
 
 
 def main() -> int:

@@ -106,8 +106,8 @@ def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
     digits, order = load_digits(), np.random.default_rng(0).permutation(1797)
     data = {"image": digits.images[..., None].astype(np.float32) / 16, "label": digits.target}
     train, test = ({k: v[part] for k, v in data.items()} for part in (order[:1437], order[1437:]))
-    keep = flaxckpt.Keep(last=2, best=1)
-    with flaxckpt.CheckpointManager(workdir, keep=keep, metric="accuracy", mode="max") as ckpt:
+    keep = flaxckpt.Keep(last=2, best=1, metric="accuracy", mode="max")
+    with flaxckpt.CheckpointManager(workdir, keep=keep) as ckpt:
         state = ckpt.restore_or_init(create_train_state, jax.random.key(0), steps, mesh=mesh)
         print("started" if ckpt.last_step is None else f"resumed from step {ckpt.last_step}")
         for step in range(ckpt.next_step, steps):
@@ -118,8 +118,8 @@ def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
                 accuracy = eval_step(state, put(test))
                 ckpt(step, state, metrics={"accuracy": accuracy})  # each evaluated step is due
                 print(f"step {step}: loss {loss:.4f}, accuracy {accuracy:.2%}", flush=True)
-    best = ckpt.restore(state, step=ckpt.best_step)
-    print(f"best of all: step {ckpt.best_step}, accuracy {eval_step(best, put(test)):.2%}")
+    best = ckpt.restore(state, step=ckpt.best_step())
+    print(f"best of all: step {ckpt.best_step()}, accuracy {eval_step(best, put(test)):.2%}")
 
 
 def main(workdir: str, steps: int = 100, save_every: int = 10) -> None:

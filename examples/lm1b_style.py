@@ -109,14 +109,14 @@ def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
         for step in range(ckpt.next_step, steps):
             state = train_step(state, next(data))
             jax.block_until_ready(state)  # parts of one CPU can starve each other of threads
-            ckpt(step, state, data=data)
+            ckpt(step, state, items={"data": data})
     loss = float(loss_fn(state.params, get_dataset()[0]))
     for elsewhere in (other, None):
         restored_loss = restore_elsewhere(ckpt, state, elsewhere)
         assert np.isclose(restored_loss, loss, rtol=1e-5)
         where = dict(elsewhere.shape) if elsewhere else "one device"
         print(f"restored on {where}: loss {restored_loss:.4f}")
-    print(f"trained to step {ckpt.latest_step}: loss {loss:.4f}")
+    print(f"trained to step {ckpt.latest_step()}: loss {loss:.4f}")
 
 
 def main(workdir: str, steps: int = 40, save_every: int = 10) -> None:

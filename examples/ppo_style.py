@@ -127,18 +127,16 @@ def train_step(agent: dict) -> tuple[dict, jax.Array]:
 
 def main(workdir: str, steps: int = 60, save_every: int = 5) -> None:
     """Trains from wherever `workdir` is to the end."""
-    every, keep = flaxckpt.Every(steps=save_every, at=[steps - 1]), flaxckpt.Keep(last=2, best=2)
-    ckpt = flaxckpt.CheckpointManager(
-        workdir, save_every=every, keep=keep, metric="return", mode="max"
-    )
-    with ckpt:
+    every = flaxckpt.Every(steps=save_every, at=[steps - 1])
+    keep = flaxckpt.Keep(last=2, best=2, metric="return", mode="max")
+    with flaxckpt.CheckpointManager(workdir, save_every=every, keep=keep) as ckpt:
         agent = ckpt.restore_or_init(init, jax.random.key(0), steps)
         print("started" if ckpt.last_step is None else f"resumed from step {ckpt.last_step}")
         for step in range(ckpt.next_step, steps):
             agent, mean_return = train_step(agent)
             if ckpt(step, agent, metrics={"return": mean_return}):
                 print(f"step {step}: return {mean_return:.2f}, saved", flush=True)
-    print(f"kept steps {ckpt.steps()}, the best is {ckpt.best_step}")
+    print(f"kept steps {ckpt.steps()}, the best is {ckpt.best_step()}")
 
 
 if __name__ == "__main__":

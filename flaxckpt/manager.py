@@ -6,7 +6,7 @@ import dataclasses
 import functools
 import logging
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
 from typing import Any, Literal, Self, Unpack
 
@@ -14,7 +14,7 @@ from etils import epath
 from jax.sharding import Mesh
 
 from flaxckpt import multihost
-from flaxckpt.errors import BackgroundSaveError, ManagerError
+from flaxckpt.errors import BackgroundSaveError, InvalidMetricError, ManagerError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
@@ -23,10 +23,10 @@ from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
 from flaxckpt.run.local_tier import LocalTier, OnCorrupt, RequestFn, Restoration, Sources, open_tier
-from flaxckpt.run.retention import Keep, Metric, Mode
-from flaxckpt.run.run import Run, RunView, check_step, warn_jumped_over
+from flaxckpt.run.retention import Keep, best_first
+from flaxckpt.run.run import Run, check_step, follow, warn_jumped_over
 from flaxckpt.run.schedule import Every, Pacer
-from flaxckpt.run.writer import Retention, Writer, log_removed
+from flaxckpt.run.writer import Writer, log_removed
 from flaxckpt.saving.save import SaveRequest
 from flaxckpt.sharding.abstract import InitialState
 from flaxckpt.sharding.specs import Rules, Specs
@@ -39,7 +39,7 @@ from flaxckpt.tree import nnx_objects
 logger = logging.getLogger("flaxckpt")
 
 
-class CheckpointManager(RunView):
+class CheckpointManager:
     """Saves, keeps and restores the steps of one run.
 
     Used as a context manager, it waits for the save in flight at the end. So does a script that
@@ -68,8 +68,6 @@ class CheckpointManager(RunView):
         *,
         save_every: Every | None = None,
         keep: Keep = Keep(),
-        metric: Metric = None,
-        mode: Mode = "min",
         async_: bool = True,
         if_busy: Literal["wait", "skip"] = "wait",
         options: Options = Options(),
@@ -86,10 +84,7 @@ class CheckpointManager(RunView):
         Args:
           directory: of the run; `s3://` and `gs://` URLs, relative paths and `~` work.
           save_every: when the manager, called in the loop, saves; by default at every call.
-          keep: which steps are kept; by default all.
-          metric: the name of the metric that decides what is best; needed when there are several.
-            Or `metric_from_tensorboard(...)`.
-          mode: whether its best value is the smallest or the largest.
+          keep: which steps are kept, by default all, and which metric ranks them.
           async_: whether a save returns once the state may change, and is written in the
             background.
           if_busy: what the manager, called in the loop, does while the save before is in flight:
@@ -106,18 +101,19 @@ class CheckpointManager(RunView):
         Raises:
           DirectoryError: when the directory is a file, or may not be written.
         """
-        if mode not in ("min", "max") or if_busy not in ("wait", "skip"):
-            raise ValueError(f"mode={mode!r} must be min or max, if_busy={if_busy!r} wait or skip")
+        if if_busy not in ("wait", "skip"):
+            raise ValueError(f'if_busy must be "wait" or "skip", got {if_busy!r}')
         self.directory = locate(directory, options)
         self.report: RestoreReport | None = None
         self.items: dict[str, Any] = {}
-        run = Run(self.directory, fsync=options.fsync)
-        super().__init__(run, metric, mode, clock)
+        self._run = Run(self.directory, fsync=options.fsync)
+        self._keep, self._clock = keep, clock
         self._skip_if_busy, self._read_only, self._options = if_busy == "skip", read_only, options
         self._pacer = Pacer(save_every or Every(steps=1))
-        retention = Retention(keep, metric, mode)
         self._accounts = Accounts(writer)
-        self._writer = Writer(run, retention, options, self._accounts, async_=async_)
+        self._writer = Writer(self._run, keep, options, self._accounts, async_=async_)
+        self._last_step: int | None = None
+        self._restored_step: int | None = None
         self._before_save: int | None = None
         self._damaged: set[int] = set()
         self._closed = False
@@ -132,34 +128,42 @@ class CheckpointManager(RunView):
     # Saving
 
     def __call__(
-        self, step: Any, state: Any, *, metrics: Mapping[str, Any] | None = None, **items: Any
+        self,
+        step: Any,
+        state: Any,
+        *,
+        metrics: Mapping[str, Any] | None = None,
+        metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | None = None,
     ) -> bool:
-        """Saves `state` when `save_every` says that `step` is due; returns whether it did.
+        """Saves `state` if `save_every` says that `step` is due; returns whether it did.
 
         A step that exists is never saved again. Steps may jump, repeat, and be a `jax.Array`.
 
         Args:
           step: the step that `state` belongs to.
-          state: as for `save`.
-          metrics: as for `save`.
-          **items: as for `save`.
+          state: the state, as for `save`.
+          metrics: numbers by name, as for `save`.
+          metadata: JSON for people and tools, as for `save`.
+          items: the objects to save beside the state, as for `save`.
 
         Raises:
-          BackgroundSaveError: when the save before this one failed.
-          InvalidStepError: when the step is not an integer of at least zero.
+          BackgroundSaveError: if the save before this one failed.
+          InvalidStepError: if the step is not an integer of at least zero.
         """
-        step = check_step(step)
-        self.raise_failure()
-        warn_jumped_over(self._pacer, step)
-        # Callers of the manager also give `metadata` in this way, as `save` takes it.
-        metadata = items.pop("metadata", None)
         request = SaveRequest(state, metrics, metadata, items)
-        if not self.is_due(self._pacer, step, self._clock(), lambda: request):
-            return False
-        return self.save_if_new(step, request)
+        return self._visit(self._pacer, check_step(step), self._clock(), lambda: request)
 
-    def is_due(self, pacer: Pacer, step: int, now: float, request_fn: RequestFn) -> bool:
-        """Whether `step` is to be saved, to all processes alike; for hooks, once a step.
+    def _visit(self, pacer: Pacer, step: int, now: float, request_fn: RequestFn) -> bool:
+        """Saves what `request_fn` gives if `pacer` says that `step` is due; whether it did."""
+        self._raise_failure()
+        warn_jumped_over(pacer, step)
+        if not self._is_due(pacer, step, now, request_fn):
+            return False
+        return self._save_if_new(step, request_fn())
+
+    def _is_due(self, pacer: Pacer, step: int, now: float, request_fn: RequestFn) -> bool:
+        """Whether `step` is to be saved, to all processes alike.
 
         It is when `pacer` says so, or when the job is to end, and then `preempted` is set: jax's
         preemption service says so, or a signal came within `on_preemption`. On the way, the step
@@ -172,11 +176,15 @@ class CheckpointManager(RunView):
         return self._group.is_due(pacer, step, now) or ends
 
     def ask_to_end(self) -> None:
-        """Makes the next call save, whatever the schedule says, and set `preempted`."""
+        """Makes the next call save, whatever the schedule says, and set `preempted`.
+
+        `on_preemption` calls it if a signal arrives. Call it for any other notice that the machine
+        is about to be taken away.
+        """
         self._is_asked_to_end = True
 
-    def save_if_new(self, step: int, request: SaveRequest) -> bool:
-        """Saves a step that is due, unless it exists or the manager is to skip it; for hooks."""
+    def _save_if_new(self, step: int, request: SaveRequest) -> bool:
+        """Saves a step that is due, unless it exists or the manager is to skip it."""
         if step == self._last_step:
             return False  # just restored, or saved, or being saved
         broadcast = self._group.broadcast
@@ -207,9 +215,9 @@ class CheckpointManager(RunView):
         *,
         metrics: Mapping[str, Any] | None = None,
         metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | None = None,
         wait: bool = False,
         overwrite: bool = False,
-        **items: Any,
     ) -> None:
         """Saves `state` as `step` now.
 
@@ -219,11 +227,11 @@ class CheckpointManager(RunView):
         Args:
           step: an integer of at least zero; a numpy or jax integer will do.
           state: any pytree: a TrainState, an nnx module, a tuple of them, ...
-          metrics: numbers by name, for `Keep(best=...)` and `best_step`.
+          metrics: numbers by name, for `Keep(best=...)` and `best_step()`.
           metadata: anything JSON can hold, for people and tools.
+          items: the objects to save beside the state, by name; see `flaxckpt.save`.
           wait: whether to return only when the step is committed.
-          overwrite: whether to replace the step when it exists.
-          **items: what is saved beside the state; see `flaxckpt.save`.
+          overwrite: whether to replace the step if it exists.
 
         Raises:
           StepExistsError: when the step exists and `overwrite` is not set.
@@ -376,6 +384,78 @@ class CheckpointManager(RunView):
 
     # Steps
 
+    def steps(self) -> list[int]:
+        """The committed steps, in order."""
+        return self._run.steps()
+
+    def latest_step(self) -> int | None:
+        """The newest committed step."""
+        return self._run.latest()
+
+    def best_step(self) -> int | None:
+        """The committed step with the best metric; `None` if no step has the metric.
+
+        The metric and its mode are those of this manager's `Keep`, else those that the run records.
+
+        Raises:
+          InvalidMetricError: if neither says whether the smallest or the largest value is best.
+        """
+        metric, mode = self._keep.metric, self._keep.mode
+        if mode is None:
+            metric, mode = self._run.ranking() or (None, None)
+        if mode is not None:
+            ranked = best_first(self._run.infos(metric), mode)
+            return ranked[0].step if ranked else None
+        names = {name: None for step in self.steps() for name in self.metrics(step)}
+        if not names:
+            return None
+        raise InvalidMetricError(
+            f"{self.directory} does not record which metric ranks its steps; they have "
+            f"{', '.join(names)}. Open it with keep=Keep(metric={next(iter(names))!r}, mode=...), "
+            'where mode is "min" or "max".'
+        )
+
+    @property
+    def last_step(self) -> int | None:
+        """The step that this manager saved or restored last."""
+        return self._last_step
+
+    @property
+    def restored_step(self) -> int | None:
+        """The step that this manager restored last."""
+        return self._restored_step
+
+    @property
+    def next_step(self) -> int:
+        """Where a loop goes on: after the step saved or restored last, else after the newest."""
+        step = self.latest_step() if self._last_step is None else self._last_step
+        return 0 if step is None else step + 1
+
+    def metrics(self, step: int) -> dict[str, float]:
+        """The metrics that `step` was saved with.
+
+        Raises:
+          CheckpointNotFoundError: if there is no such step.
+        """
+        return dict(self._run.existing(step).metrics)
+
+    def metadata(self, step: int) -> dict[str, Any]:
+        """The metadata that `step` was saved with.
+
+        Raises:
+          CheckpointNotFoundError: if there is no such step.
+        """
+        return dict(self._run.existing(step).metadata)
+
+    def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
+        """Yields each step of the run that is newer than those before, as it is committed.
+
+        Args:
+          timeout_secs: the seconds without a new step after which it ends; by default never.
+          poll_secs: the seconds between two looks.
+        """
+        return follow(self.steps, self._clock, timeout_secs, poll_secs)
+
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
 
@@ -438,7 +518,7 @@ class CheckpointManager(RunView):
         """What the last save that failed in the background raised."""
         return self._writer.background.last_error
 
-    def raise_failure(self) -> None:
+    def _raise_failure(self) -> None:
         """Raises what the last save raised in the background, once; does not wait.
 
         Raises:
@@ -460,7 +540,7 @@ class CheckpointManager(RunView):
           SaveTimeoutError: when it takes longer than `Options.timeout_secs`.
         """
         self._writer.background.join()
-        self.raise_failure()
+        self._raise_failure()
         if self._tier is not None:
             self._tier.wait()
 

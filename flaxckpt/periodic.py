@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from flaxckpt.manager import CheckpointManager
-from flaxckpt.run.run import check_step, warn_jumped_over
+from flaxckpt.run.run import check_step
 from flaxckpt.run.schedule import Every, Pacer
 from flaxckpt.saving.save import SaveRequest
 
@@ -79,7 +79,8 @@ class PeriodicCheckpoint(_Base):
         *,
         state: Any = None,
         metrics: Mapping[str, Any] | None = None,
-        **items: Any,
+        metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | None = None,
     ) -> bool:
         """Saves when `step` is due; returns whether it did.
 
@@ -87,8 +88,9 @@ class PeriodicCheckpoint(_Base):
           step: the step; may be a `jax.Array`.
           t: the time in seconds; by default that of `time.monotonic`.
           state: what to save, unless there is a `state_fn`.
-          metrics: as for `CheckpointManager.save`.
-          **items: likewise; they are added to those of `items_fn`.
+          metrics: numbers by name, as for `CheckpointManager.save`.
+          metadata: JSON for people and tools, as for `CheckpointManager.save`.
+          items: objects to save beside the state, by name, in addition to those of `items_fn`.
 
         Raises:
           TypeError: when there is neither a state nor a `state_fn`.
@@ -100,21 +102,17 @@ class PeriodicCheckpoint(_Base):
                 "PeriodicCheckpoint has no state to save. Give it state_fn=, or call it as "
                 "hook(step, state=state)."
             )
-        self._manager.raise_failure()
         restored = self._manager.restored_step
         if restored is not None and restored != self._restored:
             # The loop goes on from there, be it back or ahead.
             self._restored = restored
             self._pacer.saved(restored, now)
-        warn_jumped_over(self._pacer, step)
 
         def request_fn() -> SaveRequest:
-            everything = {**self._items_fn(), **items}
-            return SaveRequest(self._state(state), metrics, items=everything)
+            beside = {**self._items_fn(), **(items or {})}
+            return SaveRequest(self._state(state), metrics, metadata, beside)
 
-        if not self._manager.is_due(self._pacer, step, now, request_fn):
-            return False
-        saved = self._manager.save_if_new(step, request_fn())
+        saved = self._manager._visit(self._pacer, step, now, request_fn)
         if saved:
             self._pacer.saved(step, now)
         return saved

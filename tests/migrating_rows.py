@@ -571,7 +571,7 @@ def with_config(n):
         n.mngr.save(0, args=ocp.args.Composite(**items))
         n.mngr.wait_until_finished()
     else:
-        n.ckpt.save(0, STATE, config={"layers": 12}, wait=True)
+        n.ckpt.save(0, STATE, items={"config": {"layers": 12}}, wait=True)
 
 
 @orbax("`Composite`")
@@ -888,7 +888,7 @@ def _(n):
     for step in range(5):
         n.ckpt(step, STATE)
     n.ckpt.wait()
-    assert n.ckpt.best_step == 1
+    assert n.ckpt.best_step() == 1
     assert kept(n) == [1, 3, 4]
 
 
@@ -934,7 +934,7 @@ def _(n):
 @t5x("Restore the data iterator")
 def _(n):
     open_new(n)
-    n.ckpt.save(0, STATE, data=Numbers(12))
+    n.ckpt.save(0, STATE, items={"data": Numbers(12)})
     n.dataset_iterator = Numbers()
     yield
     assert n.dataset_iterator.position == 12

@@ -69,11 +69,11 @@ def path(request):
 
 def test_a_run_is_saved_listed_inspected_verified_and_restored(store, run):
     with manager(store, run) as ckpt:
-        assert (ckpt.steps(), ckpt.latest_step, ckpt.next_step) == ([], None, 0)
+        assert (ckpt.steps(), ckpt.latest_step(), ckpt.next_step) == ([], None, 0)
         ckpt.save(9, state(9), metrics={"loss": 0.5}, metadata={"lang": "en"})
         ckpt.save(10, state(10))
     reader = manager(store, run, read_only=True)
-    assert (reader.steps(), reader.latest_step, reader.next_step) == ([9, 10], 10, 11)
+    assert (reader.steps(), reader.latest_step(), reader.next_step) == ([9, 10], 10, 11)
     assert (reader.metrics(9), reader.metadata(9)) == ({"loss": 0.5}, {"lang": "en"})
     assert differences(reader.restore(), state(10)) == []
     assert differences(reader.restore(state(), step=9), state(9)) == []
@@ -157,7 +157,7 @@ def test_a_step_whose_claim_does_not_say_that_it_is_committed_is_none(store, run
         ckpt.save(2, state(2))
     store.write(run, f"{layout.CLAIMS}/2", b"0" * 12 + b" writing")
     reader = manager(store, run, read_only=True)
-    assert (reader.steps(), reader.latest_step) == ([1], 1)
+    assert (reader.steps(), reader.latest_step()) == ([1], 1)
     assert reader.restore()["step"] == 1
     with pytest.raises(errors.CheckpointNotFoundError, match="never ended"):
         flaxckpt.restore(f"{store.url(run)}/2", options=store.options())
@@ -254,7 +254,7 @@ def test_requests_do_not_depend_on_how_many_objects_old_steps_have(store, run):
 
     def requests():
         reader = manager(store, run, read_only=True)
-        latest, step = count(lambda: reader.latest_step)
+        latest, step = count(lambda: reader.latest_step())
         restore, _ = count(lambda: manager(store, run, read_only=True).restore(step=3))
         assert step == 3
         return latest, restore
@@ -314,9 +314,9 @@ def every_entry_point(store, run, options):
         "verify": lambda: flaxckpt.verify(f"{url}/1", options=options),
         "inspect": lambda: flaxckpt.inspect(f"{url}/1", options=options),
         "steps": lambda: opened(read_only=True).steps(),
-        "latest_step": lambda: opened().latest_step,
+        "latest_step": lambda: opened().latest_step(),
         "next_step": lambda: opened().next_step,
-        "best_step": lambda: opened().best_step,
+        "best_step": lambda: opened().best_step(),
         "metrics": lambda: opened().metrics(1),
         "metadata": lambda: opened().metadata(1),
         "follow": lambda: next(opened().follow()),

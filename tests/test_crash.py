@@ -21,7 +21,7 @@ SAVE_AND_END = """
     import sys, numpy as np, flaxckpt
     ckpt = flaxckpt.CheckpointManager(sys.argv[1])
     ckpt.save(5, {{"w": np.arange(20_000_000)}})
-    assert ckpt.latest_step is None, "the save was not in flight any more"
+    assert ckpt.latest_step() is None, "the save was not in flight any more"
     {ending}
 """
 
@@ -91,7 +91,7 @@ def test_kill_9_at_any_time_leaves_the_newest_step_whole(tmp_path):
             state = reader.restore(step=step)
             assert all((state[str(i)] == step + i).all() for i in range(8))
         newest = max([newest, *steps])
-        assert (reader.latest_step if steps else -1) == newest
+        assert (reader.latest_step() if steps else -1) == newest
     assert newest > 0
 
 

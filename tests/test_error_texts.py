@@ -874,17 +874,17 @@ CASES = {
             ),
         ),
         "which": (
-            save_metrics({"loss": 1, "acc": 2}, keep=flaxckpt.Keep(best=1)),
+            save_metrics({"loss": 1, "acc": 2}, keep=flaxckpt.Keep(best=1, mode="min")),
             (
-                "metric=None decides what is best, and this save has the metrics loss, acc. Give "
-                "CheckpointManager(metric=...) the name of one that is always there."
+                "this save has the metrics loss, acc, and Keep does not say which of them ranks "
+                "steps. Pass Keep(metric=...)."
             ),
         ),
         "another": (
-            save_metrics({"loss": 1}, metric="acc"),
+            save_metrics({"loss": 1}, keep=flaxckpt.Keep(metric="acc", mode="max")),
             (
-                "metric='acc' decides what is best, and this save has the metrics loss. Give "
-                "CheckpointManager(metric=...) the name of one that is always there."
+                "Keep(metric='acc') ranks steps, and this save only has the metrics loss. Pass "
+                "'acc' in metrics=, or another Keep(metric=...)."
             ),
         ),
     },

@@ -37,7 +37,7 @@ WHAT = ["data", "_CHECKPOINT_METADATA", "state/_METADATA", "state/manifest.ocdbt
 def test_by_default_a_damaged_step_is_an_error(run, what):
     damage(run / "3", what)
     ckpt = flaxckpt.CheckpointManager(run)
-    assert ckpt.latest_step == 3
+    assert ckpt.latest_step() == 3
     with pytest.raises(CorruptCheckpointError, match=str(run / "3")):
         ckpt.restore()
 

@@ -152,7 +152,7 @@ def write_run(path):
     keep = flaxckpt.Keep(last=1)
     with flaxckpt.CheckpointManager(path, keep=keep, options=OPTIONS) as ckpt:
         for step in (*GONE, KEPT):
-            ckpt.save(step, state(), metrics={"loss": step / 8}, **items())
+            ckpt.save(step, state(), metrics={"loss": step / 8}, items=items())
             ckpt.wait()
         ckpt.pin(KEPT)
 
@@ -160,7 +160,7 @@ def write_run(path):
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_a_run_of_each_format_loads(path):
     assert flaxckpt.verify(path / str(KEPT), strict=True).problems == ()
-    ckpt = flaxckpt.CheckpointManager(path, read_only=True, metric="loss")
+    ckpt = flaxckpt.CheckpointManager(path, read_only=True)
     assert ckpt.steps() == [KEPT]
     assert_same(restored_state(), ckpt.restore())
     # The target of a loop has the wider floats.

@@ -70,7 +70,11 @@ def test_a_save_costs_the_same_however_many_steps_the_run_holds(runs):
     assert few == many > 0
 
 
-KEEPS = [flaxckpt.Keep(last=1000), flaxckpt.Keep(last=2, every=1), flaxckpt.Keep(best=1000)]
+KEEPS = [
+    flaxckpt.Keep(last=1000),
+    flaxckpt.Keep(last=2, every=1),
+    flaxckpt.Keep(best=1000, mode="min"),
+]
 
 
 @pytest.mark.parametrize("keep", KEEPS, ids=str)
@@ -84,7 +88,7 @@ def test_after_the_first_save_retention_costs_the_same_however_many_steps_there_
 
 
 def test_finding_the_newest_step_costs_the_same_however_many_there_are(runs):
-    few, many = (calls(lambda m=m: m[0].latest_step, of_files=True) for m in runs())
+    few, many = (calls(lambda m=m: m[0].latest_step(), of_files=True) for m in runs())
     assert few == many > 0
 
 

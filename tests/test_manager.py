@@ -36,7 +36,7 @@ def test_a_loop_saves_when_due_and_resumes(run):
         saved = [step for step in range(ckpt.next_step, 8) if ckpt(step, {"step": step})]
     assert saved == [0, 3, 6]
     with flaxckpt.CheckpointManager(run) as ckpt:
-        assert (ckpt.latest_step, ckpt.next_step, ckpt.steps()) == (6, 7, [0, 3, 6])
+        assert (ckpt.latest_step(), ckpt.next_step, ckpt.steps()) == (6, 7, [0, 3, 6])
         assert ckpt.restore() == {"step": 6}
         assert ckpt.restore(step=3) == {"step": 3}
 
@@ -129,10 +129,10 @@ def test_latest_step_counts_committed_steps_only(run):
         ckpt.save(0, STATE, wait=True)
         with held_up(run):
             ckpt.save(1, STATE)
-            assert ckpt.latest_step == 0
+            assert ckpt.latest_step() == 0
             assert ckpt.next_step == 2
         ckpt.wait()
-        assert ckpt.latest_step == 1
+        assert ckpt.latest_step() == 1
 
 
 def test_the_state_may_change_once_save_returns(run):
@@ -202,13 +202,13 @@ def test_synchronous_saves_raise_at_once(run):
 
 
 def test_keep_best_and_last(run):
-    keep = flaxckpt.Keep(last=1, best=2)
+    keep = flaxckpt.Keep(last=1, best=2, mode="min")
     with flaxckpt.CheckpointManager(run, keep=keep) as ckpt:
         for step, loss in enumerate([0.3, 0.1, math.nan, 0.2, 0.5]):
             ckpt(step, STATE, metrics={"loss": loss})
         ckpt.wait()
         assert ckpt.steps() == [1, 3, 4]
-        assert ckpt.best_step == 1
+        assert ckpt.best_step() == 1
         assert ckpt.metrics(3) == {"loss": 0.2}
 
 
@@ -328,10 +328,10 @@ def test_a_run_that_is_a_file_has_no_steps(tmp_path):
 
 
 def test_best_is_known_after_reopening(run):
-    with flaxckpt.CheckpointManager(run, mode="max") as ckpt:
+    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(mode="max")) as ckpt:
         for step, accuracy in enumerate([0.3, jnp.float32(0.75), np.float64(0.2)]):
             ckpt(step, STATE, metrics={"accuracy": accuracy})
-    assert flaxckpt.CheckpointManager(run, mode="max", read_only=True).best_step == 1
+    assert flaxckpt.CheckpointManager(run, read_only=True).best_step() == 1
 
 
 @pytest.mark.parametrize("value", ["low", None, [1, 2], jnp.ones(3), 1j])
@@ -344,11 +344,12 @@ def test_metrics_must_be_numbers(value, run):
 
 def test_several_metrics_need_a_name(run):
     metrics = {"loss": 1.0, "accuracy": 0.5}
-    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(best=1)) as ckpt:
+    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(best=1, mode="min")) as ckpt:
         with pytest.raises(errors.InvalidMetricError, match="loss, accuracy"):
             ckpt(0, STATE, metrics=metrics)
         assert ckpt(1, STATE)
-    with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(best=1), metric="loss") as ckpt:
+    keep = flaxckpt.Keep(best=1, metric="loss", mode="min")
+    with flaxckpt.CheckpointManager(run, keep=keep) as ckpt:
         assert ckpt(2, STATE, metrics=metrics)
 
 
@@ -407,7 +408,7 @@ def test_a_restore_of_what_is_not_there_says_what_is(run):
 def test_read_only_creates_and_writes_nothing(run):
     reader = flaxckpt.CheckpointManager(run, read_only=True)
     assert reader.steps() == []
-    assert reader.latest_step is None
+    assert reader.latest_step() is None
     assert not run.exists()
     with pytest.raises(errors.ManagerError, match="read-only"):
         reader.save(0, STATE)

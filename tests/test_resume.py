@@ -97,7 +97,7 @@ def linen_loop(directory, *, restore_data=True):
     def loop(steps):
         with flaxckpt.CheckpointManager(directory) as ckpt:
             abstract = flaxckpt.abstract_state(init_linen, jax.random.key(0))
-            if ckpt.latest_step is None:
+            if ckpt.latest_step() is None:
                 state = ckpt.restore_or_init(init_linen, jax.random.key(0))
             else:
                 restored = ckpt.restore({"state": abstract, "data": data.rng})

@@ -22,8 +22,15 @@ _infos = st.lists(
     max_size=9,
     unique_by=lambda info: info.step,
 )
-_keeps = st.builds(Keep, _counts, _counts, st.none() | st.integers(1, 10), _counts)
 _modes = st.sampled_from(("min", "max"))
+_keeps = st.builds(
+    Keep,
+    last=_counts,
+    best=_counts,
+    mode=_modes,
+    every=st.none() | st.integers(1, 10),
+    hours=_counts,
+)
 
 
 def by_losses(*losses: float | None) -> list[StepInfo]:
@@ -54,47 +61,50 @@ def hourly_steps(infos, hours):
 
 
 @settings(max_examples=500)
-@given(_keeps, _infos, _modes)
-def test_what_is_kept_is_the_union_of_what_each_rule_keeps(keep, infos, mode):
+@given(_keeps, _infos)
+def test_what_is_kept_is_the_union_of_what_each_rule_keeps(keep, infos):
     steps = sorted(info.step for info in infos)
     expected = set(steps[-1:]) | {info.step for info in infos if info.pinned}
-    if keep == Keep():
+    if not (keep.last or keep.best or keep.every or keep.hours):
         expected = set(steps)
     if keep.last:
         expected |= set(steps[-keep.last :])
     if keep.best:
-        expected |= best_steps(infos, keep.best, mode)
+        expected |= best_steps(infos, keep.best, keep.mode)
+        if not (keep.last or keep.every or keep.hours):
+            expected |= {info.step for info in infos if info.metric is None}
     if keep.every:
-        expected |= {s for s in steps if s % keep.every == 0}
+        after = [[s for s in steps if s >= m] for m in range(0, 31, keep.every)]
+        expected |= {found[0] for found in after if found}
     if keep.hours:
         expected |= hourly_steps(infos, keep.hours)
-    assert keep.select(infos, mode=mode) == expected
+    assert keep.select(infos) == expected
 
 
-@given(_keeps, _infos, _modes)
-def test_the_newest_and_the_pinned_are_always_kept(keep, infos, mode):
-    kept = keep.select(infos, mode=mode)
+@given(_keeps, _infos)
+def test_the_newest_and_the_pinned_are_always_kept(keep, infos):
+    kept = keep.select(infos)
     assert {info.step for info in infos if info.pinned} <= kept
     assert {max((info.step for info in infos), default=-1)} <= kept | {-1}
 
 
-@given(_keeps, _infos, _modes)
-def test_to_select_twice_keeps_the_same(keep, infos, mode):
-    kept = keep.select(infos, mode=mode)
+@given(_keeps, _infos)
+def test_to_select_twice_keeps_the_same(keep, infos):
+    kept = keep.select(infos)
     left = [info for info in infos if info.step in kept]
-    assert keep.select(left, mode=mode) == kept
+    assert keep.select(left) == kept
 
 
-@given(_keeps, _infos, _modes, st.randoms())
-def test_the_order_of_the_steps_does_not_matter(keep, infos, mode, random):
+@given(_keeps, _infos, st.randoms())
+def test_the_order_of_the_steps_does_not_matter(keep, infos, random):
     shuffled = list(infos)
     random.shuffle(shuffled)
-    assert keep.select(shuffled, mode=mode) == keep.select(infos, mode=mode)
+    assert keep.select(shuffled) == keep.select(infos)
 
 
-@given(_infos, _modes)
-def test_without_rules_everything_is_kept(infos, mode):
-    assert Keep().select(infos, mode=mode) == {info.step for info in infos}
+@given(_infos)
+def test_without_rules_everything_is_kept(infos):
+    assert Keep().select(infos) == {info.step for info in infos}
 
 
 @given(_infos, _modes)
@@ -104,15 +114,15 @@ def test_nan_is_never_best(infos, mode):
 
 def test_a_rising_loss_does_not_delete_the_newest_step():
     infos = by_losses(0.1, 0.2, 0.3, 0.4, 0.5)
-    assert Keep(last=1, best=3).select(infos, mode="min") == {0, 1, 2, 4}
+    assert Keep(last=1, best=3, mode="min").select(infos) == {0, 1, 2, 4}
 
 
 def test_best_alone_keeps_the_newest_too():
-    assert Keep(best=1).select(by_losses(0.1, 0.2, 0.3), mode="min") == {0, 2}
+    assert Keep(best=1, mode="min").select(by_losses(0.1, 0.2, 0.3)) == {0, 2}
 
 
 def test_of_equals_the_newer_is_best():
-    assert Keep(best=1).select(by_losses(1.0, 1.0, 2.0), mode="min") == {1, 2}
+    assert Keep(best=1, mode="min").select(by_losses(1.0, 1.0, 2.0)) == {1, 2}
 
 
 @pytest.mark.parametrize(("mode", "best"), [("min", 1), ("max", 2)])
@@ -123,24 +133,47 @@ def test_the_mode_decides_what_is_best(mode, best):
 
 def test_nan_does_not_take_the_place_of_a_number():
     infos = by_losses(math.nan, 5.0, math.nan, 6.0, math.nan)
-    assert Keep(best=2).select(infos, mode="min") == {1, 3, 4}
+    assert Keep(best=2, mode="min").select(infos) == {1, 3, 4}
 
 
 def test_step_zero_is_a_multiple():
-    assert Keep(every=10).select([StepInfo(s) for s in (0, 5, 10, 15)], mode="min") == {0, 10, 15}
+    assert Keep(every=10).select([StepInfo(s) for s in (0, 5, 10, 15)]) == {0, 10, 15}
+
+
+def test_the_first_step_at_or_after_each_multiple_is_kept():
+    infos = [StepInfo(step) for step in range(3, 50, 7)]  # 3 10 17 24 31 38 45
+    assert Keep(every=10).select(infos) == {3, 10, 24, 31, 45}
+
+
+def test_a_step_without_the_metric_falls_under_the_other_rules():
+    infos = by_losses(1.0, None, 2.0, None, 3.0)
+    assert Keep(best=1, last=1, mode="min").select(infos) == {0, 4}
+
+
+def test_a_step_without_the_metric_stays_where_best_is_the_only_rule():
+    infos = by_losses(1.0, None, math.nan, None, 3.0)
+    assert Keep(best=1, mode="min").select(infos) == {0, 1, 3, 4}
+
+
+@pytest.mark.parametrize("given", [{"best": 1}, {"metric": "loss"}, {"best": 2, "metric": "loss"}])
+def test_what_is_best_needs_a_mode(given):
+    with pytest.raises(ValueError, match='needs mode="min" or mode="max"'):
+        Keep(**given)
+    with pytest.raises(ValueError, match='mode must be "min" or "max"'):
+        Keep(mode="least", **given)
 
 
 def test_hours_count_from_the_step_that_was_kept_before():
     infos = [StepInfo(i, time=3600.0 * hour) for i, hour in enumerate((0, 0.9, 1.1, 1.9, 2.2))]
-    assert Keep(hours=1).select(infos, mode="min") == {0, 2, 4}
+    assert Keep(hours=1).select(infos) == {0, 2, 4}
 
 
 def test_no_steps_are_no_steps():
-    assert Keep(last=1).select([], mode="min") == frozenset()
+    assert Keep(last=1).select([]) == frozenset()
 
 
 @pytest.mark.parametrize("field", ["last", "best", "every", "hours"])
 @pytest.mark.parametrize("value", [0, -1, float("nan")])
 def test_a_number_that_is_not_positive_is_refused(field, value):
     with pytest.raises(ValueError, match=rf"Keep\.{field} must be positive"):
-        Keep(**{field: value})
+        Keep(mode="min", **{field: value})

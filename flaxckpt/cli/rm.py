@@ -89,8 +89,9 @@ def _unkept(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[
 
     if args.keep_best:
         _check_metric(args, run, list(steps.values()))
-    keep = Keep(last=args.keep_last, best=args.keep_best, every=args.keep_every)
-    kept = keep.select(run.infos(args.metric), mode=args.mode)
+    ranking = {"metric": args.metric, "mode": args.mode}
+    keep = Keep(last=args.keep_last, best=args.keep_best, every=args.keep_every, **ranking)
+    kept = keep.select(run.infos(args.metric))
     return [step for step in steps if step not in kept and not steps[step].pinned]
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterable, Mapping
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, cast
 
 import orjson
 
@@ -157,6 +157,20 @@ _ORBAX_HANDLER = (
 )
 _OURS = "flaxckpt"
 
+Mode = Literal["min", "max"]
+
+
+class Ranking(NamedTuple):
+    """The metric that ranks the steps of a run, as its steps record it.
+
+    Attributes:
+      metric: its name; `None` for the only metric of a step, whatever its name.
+      mode: whether the smallest or the largest value is best.
+    """
+
+    metric: str | None
+    mode: Mode
+
 
 @dataclasses.dataclass(frozen=True)
 class CheckpointMetadata:
@@ -169,6 +183,7 @@ class CheckpointMetadata:
       metrics: the user's metrics, as floats.
       metadata: the user's own metadata, as JSON holds it.
       items: what it holds beside the state, by name.
+      ranking: how the run that it is a step of ranks its steps, if that is known.
     """
 
     attempt: str
@@ -177,12 +192,14 @@ class CheckpointMetadata:
     metrics: Mapping[str, float]
     metadata: Mapping[str, Any]
     items: Mapping[str, ItemRecord] = dataclasses.field(default_factory=dict)
+    ranking: Ranking | None = None
 
 
 def encode(checkpoint: CheckpointMetadata) -> bytes:
     """The contents of the file."""
     readers = {name: item.orbax for name, item in checkpoint.items.items()}
     items = {"items": encode_items(checkpoint.items)} if checkpoint.items else {}
+    ranking = {"ranking": checkpoint.ranking._asdict()} if checkpoint.ranking else {}
     return sealed_json.seal(
         {
             "item_handlers": {ITEM: _ORBAX_HANDLER} | readers,
@@ -191,7 +208,9 @@ def encode(checkpoint: CheckpointMetadata) -> bytes:
             "init_timestamp_nsecs": checkpoint.started_ns,
             "commit_timestamp_nsecs": checkpoint.committed_ns,
             "custom_metadata": dict(checkpoint.metadata)
-            | {_OURS: {"format": FORMAT_VERSION, **items, "attempt": checkpoint.attempt}},
+            | {
+                _OURS: {"format": FORMAT_VERSION, **items, **ranking, "attempt": checkpoint.attempt}
+            },
         }
     )
 
@@ -230,11 +249,21 @@ def read(path: Location) -> CheckpointMetadata:
             {name: float(value) for name, value in data["metrics"].items()},
             custom,
             decode_items(ours.get("items", {}), data.get("item_handlers", {})),
+            _decode_ranking(ours.get("ranking")),
         )
     except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise CorruptCheckpointError(
             f"{file} is damaged: {type(error).__name__}: {error}. Restore another step."
         ) from None
+
+
+def _decode_ranking(data: Any) -> Ranking | None:
+    if data is None:
+        return None
+    metric, mode = data["metric"], data["mode"]
+    if mode not in ("min", "max") or not isinstance(metric, str | None):
+        raise ValueError(f"{data!r:.80} is not a ranking of steps")
+    return Ranking(metric, cast(Mode, mode))
 
 
 def check_metadata(metadata: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from pathlib import Path
 from flaxckpt import text
 from flaxckpt.comparing import bytes_to_read, subtree_changes
 from flaxckpt.errors import FlaxckptError
+from flaxckpt.metadata.step_metadata import Mode
 from flaxckpt.options import Options
 from flaxckpt.report.facts import Facts, gather
 from flaxckpt.report.figures import (
@@ -21,7 +22,6 @@ from flaxckpt.report.figures import (
     without_changes,
 )
 from flaxckpt.report.page import page
-from flaxckpt.run.retention import Mode
 from flaxckpt.run.run import Run
 
 PAIRS, MAX_BYTES = 10, 20 * 10**9

@@ -9,10 +9,10 @@ from collections.abc import Iterable, Mapping, Sequence
 
 from flaxckpt import text
 from flaxckpt.errors import InvalidMetricError
-from flaxckpt.metadata.step_metadata import PastSave
+from flaxckpt.metadata.step_metadata import Mode, PastSave
 from flaxckpt.options import Options
 from flaxckpt.run import listing
-from flaxckpt.run.retention import Mode, StepInfo, best_first
+from flaxckpt.run.retention import StepInfo, best_first
 from flaxckpt.run.run import Run, history
 from flaxckpt.text import duration, moment
 

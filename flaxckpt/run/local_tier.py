@@ -22,7 +22,7 @@ from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, check_step
 from flaxckpt.run.schedule import Every, Pacer
-from flaxckpt.run.writer import Retention, Writer, log_removed
+from flaxckpt.run.writer import Writer, log_removed
 from flaxckpt.saving.save import SaveRequest
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.store import layout
@@ -206,7 +206,7 @@ def open_tier(
     own.mkdir(parents=True, exist_ok=True)
     log_removed(remove_abandoned(own, claims=False))
     run = Run(own, fsync=options.fsync)
-    writer = Writer(run, Retention(KEEP, None, "min"), options, async_=async_)
+    writer = Writer(run, KEEP, options, async_=async_)
     return LocalTier(Pacer(every), group, run, writer)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import operator
 import threading
 import warnings
@@ -18,9 +17,9 @@ from flaxckpt.errors import (
     StoreError,
 )
 from flaxckpt.metadata import step_metadata
-from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave
+from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave, Ranking
 from flaxckpt.options import Options
-from flaxckpt.run.retention import Metric, Mode, StepInfo, best_first
+from flaxckpt.run.retention import Metric, StepInfo
 from flaxckpt.run.schedule import Pacer
 from flaxckpt.store import layout, store
 from flaxckpt.store.store import Location
@@ -67,7 +66,9 @@ def follow(
     timeout_secs: float | None,
     poll_secs: float,
 ) -> Iterator[int]:
-    """Yields each of `steps()` that is newer than those before, as it appears.
+    """Yields each of `steps()` that is newer than the steps before it, as it appears.
+
+    After a rollback, which takes the newest steps away, it yields the steps of the new timeline.
 
     Args:
       steps: lists the committed steps.
@@ -77,7 +78,9 @@ def follow(
     """
     seen, since = -1, clock()
     while True:
-        for step in steps():
+        found = steps()
+        seen = min(seen, found[-1] if found else -1)  # the run was rolled back
+        for step in found:
             if step > seen:
                 seen = step
                 yield step
@@ -180,16 +183,21 @@ class Run:
         """Reads `step` anew when it is asked for next."""
         self._known.pop(step, None)
 
-    def infos(self, metric: Metric) -> list[StepInfo]:
-        """What retention needs to know of every committed step; `metric` decides what is best."""
+    def ranking(self) -> Ranking | None:
+        """How the run ranks its steps: what the newest step that records it says."""
+        steps = map(self.described, reversed(self._listed()))
+        return next((step.ranking for step in steps if step and step.ranking), None)
+
+    def infos(self, metric: Metric | None) -> list[StepInfo]:
+        """What retention needs to know of every committed step, ranked by `metric`."""
         outside = metric() if callable(metric) else None
         known = [(step, self.described(step)) for step in self._listed()]
         found = [(step, described) for step, described in known if described is not None]
         if outside is None:
             assert not callable(metric), "it was called"
-            values = {step: choose_metric(d.metrics, metric) for step, d in found}
+            values = {step: _choose_metric(d.metrics, metric) for step, d in found}
         else:
-            values = {step: _number(outside, step) for step, _ in found}
+            values = {step: outside.get(step) for step, _ in found}
         # A damaged step may be the best or the last good one, for all we know, and so may one
         # whose metric is not written yet. Whether the user pinned a step is looked up when it is
         # to be deleted, not for all steps at each save.
@@ -239,17 +247,11 @@ class Run:
             )
 
 
-def choose_metric(metrics: Mapping[str, float], metric: str | None) -> float | None:
+def _choose_metric(metrics: Mapping[str, float], metric: str | None) -> float | None:
     """The metric called `metric`; without a name the only one there is; otherwise `None`."""
     if metric is None:
         return next(iter(metrics.values())) if len(metrics) == 1 else None
-    return _number(metrics, metric)
-
-
-def _number(values: Mapping[Any, float], key: Any) -> float | None:
-    """The value at `key`, unless it is missing or NaN."""
-    value = values.get(key, math.nan)
-    return None if math.isnan(value) else value
+    return metrics.get(metric)
 
 
 # What happened in a run, as its newest step remembers it: for people.
@@ -281,72 +283,3 @@ def as_past(checkpoint: Checkpoint, step: int) -> PastSave:
     seconds = (described.committed_ns - described.started_ns) / 1e9
     time, metrics = described.committed_ns / 1e9, described.metrics
     return PastSave(step, time, seconds, 0.0, len(records), total_nbytes(records), metrics)
-
-
-# What can be asked about the steps of a run, by whoever writes it and by others.
-
-
-class RunView:
-    """The committed steps of a run; nothing is changed."""
-
-    def __init__(self, run: Run, metric: Metric, mode: Mode, clock: Callable[[], float]):
-        """The steps of `run`, of which `metric` decides what is best."""
-        self._run, self._metric, self._mode, self._clock = run, metric, mode, clock
-        self._last_step: int | None = None
-        self._restored_step: int | None = None
-
-    def steps(self) -> list[int]:
-        """The committed steps, in order."""
-        return self._run.steps()
-
-    @property
-    def latest_step(self) -> int | None:
-        """The newest committed step."""
-        return self._run.latest()
-
-    @property
-    def best_step(self) -> int | None:
-        """The committed step with the best metric; `None` when none has one."""
-        ranked = best_first(self._run.infos(self._metric), self._mode)
-        return ranked[0].step if ranked else None
-
-    @property
-    def last_step(self) -> int | None:
-        """The step that this manager saved or restored last."""
-        return self._last_step
-
-    @property
-    def restored_step(self) -> int | None:
-        """The step that this manager restored last."""
-        return self._restored_step
-
-    @property
-    def next_step(self) -> int:
-        """Where a loop goes on: after the step saved or restored last, else after the newest."""
-        step = self.latest_step if self._last_step is None else self._last_step
-        return 0 if step is None else step + 1
-
-    def metrics(self, step: int) -> dict[str, float]:
-        """The metrics that `step` was saved with.
-
-        Raises:
-          CheckpointNotFoundError: when there is no such step.
-        """
-        return dict(self._run.existing(step).metrics)
-
-    def metadata(self, step: int) -> dict[str, Any]:
-        """The metadata that `step` was saved with.
-
-        Raises:
-          CheckpointNotFoundError: when there is no such step.
-        """
-        return dict(self._run.existing(step).metadata)
-
-    def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
-        """Yields each step of the run that is newer than those before, as it is committed.
-
-        Args:
-          timeout_secs: ends after so many seconds without a new step; by default never.
-          poll_secs: how often to look.
-        """
-        return follow(self.steps, self._clock, timeout_secs, poll_secs)

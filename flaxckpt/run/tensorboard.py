@@ -62,7 +62,7 @@ class _EventFiles:
 
 
 def metric_from_tensorboard(tag: str, directory: str | os.PathLike[str]) -> _EventFiles:
-    """The metric of each step that an evaluation wrote for TensorBoard, for `CheckpointManager`.
+    """The metric of each step that an evaluation wrote for TensorBoard, for `Keep(metric=...)`.
 
     A step that has none yet is kept until it has.
 
@@ -77,8 +77,8 @@ def metric_from_tensorboard(tag: str, directory: str | os.PathLike[str]) -> _Eve
 
     Example:
       >>> metric = flaxckpt.metric_from_tensorboard("eval/loss", tmp_path / "logs")
-      >>> ckpt = flaxckpt.CheckpointManager(
-      ...     tmp_path / "run", metric=metric, keep=flaxckpt.Keep(last=1, best=3))
+      >>> keep = flaxckpt.Keep(last=1, best=3, metric=metric, mode="min")
+      >>> ckpt = flaxckpt.CheckpointManager(tmp_path / "run", keep=keep)
     """
     import tensorboard  # noqa: F401 - now, not in the background after hours of training
 

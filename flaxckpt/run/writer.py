@@ -19,7 +19,6 @@ from flaxckpt.errors import (
     BackgroundSaveError,
     CheckpointNotFoundError,
     DirectoryError,
-    InvalidMetricError,
     SaveTimeoutError,
     StepPinnedError,
 )
@@ -29,7 +28,7 @@ from flaxckpt.metadata.step_metadata import MAX_PAST, CheckpointMetadata, PastSa
 from flaxckpt.multihost import PATIENCE, Collective, ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.run.costs import Accounts, Cost
-from flaxckpt.run.retention import Keep, Metric, Mode
+from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, history
 from flaxckpt.saving import contents
 from flaxckpt.saving.save import SaveRequest, check_vacant
@@ -170,31 +169,6 @@ def _finish(task: _Task, timeout_secs: float) -> None:
 # Writing the steps of a run: snapshot on the caller's thread, the rest in the background.
 
 
-@dataclasses.dataclass(frozen=True)
-class Retention:
-    """Which steps of a run are kept, and what decides which is best."""
-
-    keep: Keep
-    metric: Metric
-    mode: Mode
-
-    def check(self, metrics: Mapping[str, float]) -> None:
-        """Refuses metrics without the one that decides; a step without any is never best.
-
-        Raises:
-          InvalidMetricError: in that case.
-        """
-        if callable(self.metric):
-            return
-        decides = self.metric or (next(iter(metrics)) if len(metrics) == 1 else None)
-        if metrics and decides not in metrics and (self.metric or self.keep.best):
-            raise InvalidMetricError(
-                f"metric={self.metric!r} decides what is best, and this save has the metrics "
-                f"{', '.join(metrics)}. Give CheckpointManager(metric=...) the name of one that is "
-                "always there."
-            )
-
-
 @dataclasses.dataclass
 class _Save:
     """One step that is being saved.
@@ -220,7 +194,7 @@ class Writer:
     def __init__(
         self,
         run: Run,
-        retention: Retention,
+        keep: Keep,
         options: Options,
         accounts: Accounts | None = None,
         *,
@@ -228,7 +202,7 @@ class Writer:
     ):
         """A writer for `run`, which tells `accounts` of what it does."""
         self.background = Background(options.timeout_secs)
-        self._run, self._retention, self._options = run, retention, options
+        self._run, self._keep, self._options = run, keep, options
         self._async, self._accounts = async_, accounts
         self._plan: SavePlan | None = None
         self._item_plans: dict[str, SavePlan] = {}
@@ -251,7 +225,7 @@ class Writer:
         """
         began = time.monotonic()
         numbers = step_metadata.check_metrics(request.metrics or {})
-        self._retention.check(numbers)
+        ranking = self._keep.ranking_of(numbers)
         user_metadata = step_metadata.check_metadata(request.metadata or {})
         check_names(request.items or ())
         self.wait()
@@ -262,7 +236,9 @@ class Writer:
         with collective.sharing_errors():
             started = time.time_ns()
             admitted = collective.broadcast(functools.partial(self._admit, step, request.overwrite))
-            described = CheckpointMetadata(attempt or admitted, started, 0, numbers, user_metadata)
+            described = CheckpointMetadata(
+                attempt or admitted, started, 0, numbers, user_metadata, ranking=ranking
+            )
             where = place or Place(group.index, group.count)
             encoded = contents.encode(request.items or {}, where)
             chunk_bytes, process = self._options.chunk_bytes, group.process
@@ -327,7 +303,9 @@ class Writer:
         job, is_process_0 = save.job, save.collective.group.is_process_0
         if is_process_0:  # in the background: it may read the metadata of the step before
             with save.collective.sharing_errors():
-                job = dataclasses.replace(job, past=self._remembered())
+                job = dataclasses.replace(
+                    job, past=self._remembered(), described=self._ranked(job.described)
+                )
         write(job, pieces, save.collective)
         self._run.forget(save.step)
         plan, seconds = job.state.plan, time.monotonic() - save.began
@@ -353,16 +331,22 @@ class Writer:
             self._past = collections.deque(history(self._run, self._options), maxlen=MAX_PAST)
         return tuple(self._past)
 
+    def _ranked(self, described: CheckpointMetadata) -> CheckpointMetadata:
+        """With the ranking that the run had, unless this manager has one."""
+        if described.ranking is not None or self._keep.mode is not None:
+            return described
+        return dataclasses.replace(described, ranking=self._run.ranking())
+
     def _delete_unkept(self, saved: int) -> None:
         """Deletes the steps that are not to be kept. Only called after the commit of `saved`.
 
         That step stays, even when it is not the newest: a loop that went back to an older step
         must find what it saved since.
         """
-        if self._retention.keep.everything:
+        if self._keep.everything:
             return
-        infos = self._run.infos(self._retention.metric)
-        kept = self._retention.keep.select(infos, mode=self._retention.mode) | {saved}
+        infos = self._run.infos(self._keep.metric)
+        kept = self._keep.select(infos) | {saved}
         for step in sorted({info.step for info in infos} - kept):
             try:
                 self._run.delete(step)

@@ -34,8 +34,12 @@ def made(tmp_path_factory):
     losses = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.25}
     with flaxckpt.CheckpointManager(run, async_=False) as ckpt:
         for step, loss in losses.items():
-            items = {"data": {"position": step}, "ema": {"w": np.arange(3) * step}}
-            ckpt.save(step, state(step), metrics={"loss": loss}, metadata={"lang": "en"}, **items)
+            beside = {
+                "metrics": {"loss": loss},
+                "metadata": {"lang": "en"},
+                "items": {"data": {"position": step}, "ema": {"w": np.arange(3) * step}},
+            }
+            ckpt.save(step, state(step), **beside)
         ckpt.pin(1)
     (run / layout.temporary_name("5", "0123456789ab")).mkdir()
     (run / layout.temporary_name("6", "0123456789ab", "elsewhere")).mkdir()

@@ -135,7 +135,7 @@ def test_a_bucket(kind, capsys, tmp_path):
         url = store.url("run")
         with flaxckpt.CheckpointManager(url, options=store.options(), async_=False) as ckpt:
             for step in (1, 2):
-                ckpt.save(step, state(step), metrics={"loss": step}, data={"p": 1})
+                ckpt.save(step, state(step), metrics={"loss": step}, items={"data": {"p": 1}})
             ckpt.pin(2)
         store.write("run", "_claims/3", b"0123456789ab writing")
         store.write("run", "notes.txt", b"")

@@ -22,7 +22,7 @@ LOOP = """
     sys.stdin.readline()
     page = os.sysconf("SC_PAGESIZE") // 1024
     with flaxckpt.CheckpointManager(sys.argv[1], keep=KEEP) as ckpt:
-        if (newest := ckpt.latest_step) is not None:
+        if (newest := ckpt.latest_step()) is not None:
             restored = ckpt.restore()
             assert all(np.array_equal(restored[k], v) for k, v in state(newest).items()), restored
         for step in range(ckpt.next_step, int(sys.argv[2])):
@@ -31,7 +31,7 @@ LOOP = """
             memory = int(open("/proc/self/statm").read().split()[1]) * page
             print(step, memory, len(os.listdir("/proc/self/fd")), flush=True)
 """
-KEEP = flaxckpt.Keep(last=LAST, best=BEST)
+KEEP = flaxckpt.Keep(last=LAST, best=BEST, mode="min")
 
 
 def state(step):

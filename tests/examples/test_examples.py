@@ -140,9 +140,9 @@ def test_the_best_steps_are_kept_and_the_rest_resumes_bit_for_bit(name, metric, 
     first = run_example(f"{name}.py", tmp_path, *args)
     assert first.startswith("started\n")
     uninterrupted = final(run)
-    best = {"keep": flaxckpt.Keep(last=2, best=2), "metric": metric, "mode": "max"}
-    with flaxckpt.CheckpointManager(run, **best) as ckpt:
-        kept, best_step = ckpt.steps(), ckpt.best_step
+    keep = flaxckpt.Keep(last=2, best=2, metric=metric, mode="max")
+    with flaxckpt.CheckpointManager(run, keep=keep) as ckpt:
+        kept, best_step = ckpt.steps(), ckpt.best_step()
         assert kept[-2:] == [8, 9]
         reached = re.findall(rf"step (\d+):.* {metric} ([0-9.]+)", first)
         assert float(max(reached, key=lambda found: float(found[1]))[1]) == pytest.approx(

@@ -99,10 +99,10 @@ def answer(**said):
     print(json.dumps(said), flush=True)
 
 
-def save(manager, step, tree, overwrite=False, **beside):
+def save(manager, step, tree, beside, overwrite=False):
     """Saves and says how it ended."""
     try:
-        manager.save(step, tree, overwrite=overwrite, **beside)
+        manager.save(step, tree, overwrite=overwrite, items=beside)
     except Exception as error:  # noqa: BLE001 - the test judges it
         answer(error=type(error).__name__, message=str(error))
     else:
@@ -119,13 +119,13 @@ def attempt(directory, saved, broken, atomic_rename, has_items):
         options = flaxckpt.Options(atomic_rename=atomic_rename)
         manager = flaxckpt.CheckpointManager(directory, keep=KEEP, async_=False, options=options)
         for step in (0, 1):
-            manager.save(step, state(step), **beside(step))
+            manager.save(step, state(step), items=beside(step))
         tree, others = state(2), beside(2)
         answer(ready=os.getpid(), threads=[int(name) for name in os.listdir("/proc/self/task")])
         sys.stdin.readline()
-        save(manager, saved, tree, overwrite=saved == 1, **others)
+        save(manager, saved, tree, others, overwrite=saved == 1)
         sys.stdin.readline()
-        save(manager, 3, state(3), **beside(3))
+        save(manager, 3, state(3), beside(3))
 
 
 def work(line):

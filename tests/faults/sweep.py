@@ -263,7 +263,7 @@ def problems_after_kill(directory, scenario):
             problems += problems_of_files(directory)
             step = manager.next_step
             expected = [*manager.steps(), step][-2:]
-            manager.save(step, state(step), **scenario.beside(step))
+            manager.save(step, state(step), items=scenario.beside(step))
         problems += problems_of_steps(directory, scenario, [expected]) + problems_of_files(
             directory
         )

@@ -31,8 +31,8 @@ def everything():
 def test_all_kinds_are_saved_restored_verified_and_deleted(store):
     url, options, it = store.url("all"), store.options(), Counter()
     with jobs.manager(url, options) as ckpt:
-        ckpt.save(1, state(1), **everything())
-        ckpt.save(2, state(2), **everything())
+        ckpt.save(1, state(1), items=everything())
+        ckpt.save(2, state(2), items=everything())
         ckpt.wait()
         wanted = dict.fromkeys(everything()) | {"data": it, "message": struct_pb2.Struct}
         assert ckpt.restore(items=wanted)["step"] == 2
@@ -71,7 +71,7 @@ def test_what_somebody_else_has_there_is_not_touched(store, name):
     store.write(run, f"1/{name}", b"precious")
     with jobs.manager(store.url(run), store.options()) as ckpt:
         with pytest.raises(flaxckpt.errors.FlaxckptError) as found:
-            ckpt.save(1, state(1), data=Counter(), wait=True)
+            ckpt.save(1, state(1), items={"data": Counter()}, wait=True)
     error = found.value.__cause__ or found.value
     assert isinstance(error, DirectoryError)
     assert store.read(run, f"1/{name}") == b"precious"

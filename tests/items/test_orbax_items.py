@@ -51,7 +51,7 @@ def run(request, tmp_path_factory):
     run = tmp_path_factory.mktemp("run")
     options = Options(atomic_rename=request.param)
     with flaxckpt.CheckpointManager(run, options=options) as ckpt:
-        ckpt.save(3, {"w": jnp.ones(3)}, **ITEMS)
+        ckpt.save(3, {"w": jnp.ones(3)}, items=ITEMS)
     return run
 
 

@@ -39,7 +39,7 @@ def save_and_restore(context, url, options, local):
     settings = {"local": local / f"host{context.index}", "local_every": Every(steps=1)}
     with jobs.manager(url, options, save_every=Every(steps=2), **settings) as ckpt:
         for step in (2, 3):
-            ckpt(step, jobs.state(step), **items(context.index, step))
+            ckpt(step, jobs.state(step), items=items(context.index, step))
     with jobs.manager(url, options, **settings) as ckpt:
         found = []
         for step in (3, 2):
@@ -123,7 +123,7 @@ def die_after_writing(context, url, options):
     if context.index == 1:
         writing._write_own = dying
     with jobs.manager(url, options) as ckpt:
-        ckpt.save(1, jobs.state(1), wait=True, **items(context.index))
+        ckpt.save(1, jobs.state(1), wait=True, items=items(context.index))
 
 
 @pytest.mark.parametrize("place", ["disk", "s3"])
@@ -137,7 +137,7 @@ def test_what_a_dead_process_left_is_removed(tmp_path, place):
             store.write("run", "1/ema/ocdbt.process_1-0123456789ab/d/aa", b"late")
         with jobs.manager(url, store.options()) as ckpt:
             assert ckpt.steps() == []
-            ckpt.save(1, {"a": 1}, data=Counter(5), wait=True)
+            ckpt.save(1, {"a": 1}, items={"data": Counter(5)}, wait=True)
             assert ckpt.restore(items={"data": None}) == {"a": 1}
             assert ckpt.items["data"] == {"at": 5}
         assert store.strays("run") == []

@@ -215,7 +215,7 @@ def test_grain_reads_it_through_orbax(tmp_path):
     it = dataset()
     taken(it)
     with flaxckpt.CheckpointManager(tmp_path / "run") as ckpt:
-        ckpt.save(3, {"step": 3}, data=it)
+        ckpt.save(3, {"step": 3}, items={"data": it})
     expected, target = taken(it), dataset()
     with ocp.CheckpointManager(tmp_path / "run") as manager:
         manager.restore(3, args=ocp.args.Composite(data=grain.checkpoint.CheckpointRestore(target)))

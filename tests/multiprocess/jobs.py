@@ -56,7 +56,7 @@ def check_alone(store, run, newest):
     options = store.options()
     reader = manager(store.url(run), options, read_only=True)
     steps = reader.steps()
-    assert steps[-1] == reader.latest_step == newest
+    assert steps[-1] == reader.latest_step() == newest
     for step in steps[-2:]:
         report = flaxckpt.verify(f"{store.url(run)}/{step}", options=options)
         assert report.problems == ()

@@ -45,7 +45,7 @@ def saved_until_an_error(context, url, options, stopped):
             context.mark("training")
             while time.monotonic() < began + 4 * TIMEOUT:
                 time.sleep(0.05)
-                ckpt.raise_failure()
+                ckpt._raise_failure()
         context.mark("told")
         cause = caught.value.__cause__
         return type(cause).__name__, str(caught.value), time.monotonic() - began

@@ -151,14 +151,14 @@ def test_what_process_0_finds_is_the_same_error_on_all(tmp_path):
 
 
 def keep_two(context, directory):
-    keep = flaxckpt.Keep(last=2, best=1)
+    keep = flaxckpt.Keep(last=2, best=1, mode="min")
     with flaxckpt.CheckpointManager(directory, keep=keep, options=OPTIONS) as ckpt:
         for step, loss in enumerate([3.0, 1.0, 2.0, 4.0, 5.0]):
             assert ckpt(step, {"w": spread(step)}, metrics={"loss": loss})
     multihost_utils.sync_global_devices("closed")  # process 0 deletes, after the others are done
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         states.assert_equal(ckpt.restore({"w": spread(0)}), {"w": spread(4)})
-        return ckpt.steps(), ckpt.best_step
+        return ckpt.steps(), ckpt.best_step()
 
 
 def test_steps_are_kept_and_deleted_as_by_a_single_process(tmp_path):

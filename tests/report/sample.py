@@ -68,12 +68,10 @@ def save_run(directory, *, upto=1800):
     """A run with metrics that was restarted once; some of its steps were deleted, one is pinned."""
     rng = np.random.default_rng(0)
     tree = state(rng)
-    keep = flaxckpt.Keep(last=3, best=2, every=500)
+    keep = flaxckpt.Keep(last=3, best=2, metric="loss", mode="min", every=500)
     options = flaxckpt.Options(fsync=False)
     for first, last in ((0, upto // 2), (upto // 2 + 100, upto)):
-        with flaxckpt.CheckpointManager(
-            directory, keep=keep, metric="loss", options=options
-        ) as ckpt:
+        with flaxckpt.CheckpointManager(directory, keep=keep, options=options) as ckpt:
             for step in range(first, last + 1, 100):
                 time.sleep(0.02)
                 tree = state(rng, tree, rate=0.1 * 0.8 ** (step / 100))

@@ -59,8 +59,8 @@ def words(html):
 
 def test_the_page_tells_of_the_run(made):
     run, out = made
-    with flaxckpt.CheckpointManager(run, read_only=True, metric="loss") as ckpt:
-        steps, best = ckpt.steps(), ckpt.best_step
+    with flaxckpt.CheckpointManager(run, read_only=True) as ckpt:
+        steps, best = ckpt.steps(), ckpt.best_step()
     text = words(out.read_text())
     assert str(run) in text
     assert f"<b>{len(steps)}</b>" in text

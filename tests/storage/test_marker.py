@@ -35,7 +35,7 @@ def test_a_run_is_saved_listed_verified_and_restored(directory):
 def test_without_its_marker_a_step_is_none(directory):
     (directory / "2" / layout.COMMIT_SUCCESS).unlink()
     reader = flaxckpt.CheckpointManager(directory, read_only=True)
-    assert reader.latest_step == 1
+    assert reader.latest_step() == 1
     with pytest.raises(errors.CheckpointNotFoundError, match="being written, or its save never"):
         flaxckpt.restore(directory / "2")
 
@@ -164,7 +164,7 @@ def test_killed_at_any_time_the_last_committed_step_is_whole(tmp_path):
         assert status in (0, -signal.SIGKILL), err
         reader = flaxckpt.CheckpointManager(tmp_path / "run", read_only=True)
         newest += status == 0
-        assert reader.latest_step == newest
+        assert reader.latest_step() == newest
         assert (reader.restore()["w"] == newest).all()
     assert newest > 0
 
