@@ -26,10 +26,10 @@ from flaxckpt.metadata.step_metadata import CheckpointMetadata
 from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.saving import save_plan, writing
-from flaxckpt.saving.contents import Tree
+from flaxckpt.saving.contents import WholeTree
 from flaxckpt.saving.save_plan import SavePlan, make_plan
-from flaxckpt.saving.snapshot import Piece
-from flaxckpt.saving.writing import Job, Part, Share
+from flaxckpt.saving.snapshot import HostShard
+from flaxckpt.saving.writing import PreparedSave, ProcessManifest, TreeManifest
 from flaxckpt.sharding.chunks import Region, whole
 from flaxckpt.source.checkpoint import open_checkpoint
 from flaxckpt.store import layout, ocdbt, zarr3
@@ -99,7 +99,7 @@ def _plan(processes: int, leaves: int, index: int) -> SavePlan:
 
     def held(array: np.ndarray, process: int | None) -> Iterator[tuple[int, Region, Any]]:
         del process
-        everything, share = whole(array.shape), save_plan._Share(0, 1)
+        everything, share = whole(array.shape), save_plan._Replica(0, 1)
         if array.ndim == 2:
             yield 0, Region((index, 0), (1, FLOATS)), share
         elif index == 0:
@@ -110,10 +110,10 @@ def _plan(processes: int, leaves: int, index: int) -> SavePlan:
         return make_plan(state, jax.tree.structure(state), 4 * FLOATS)[0]
 
 
-def _pieces(plan: SavePlan, index: int) -> Iterator[Piece]:
+def _pieces(plan: SavePlan, index: int) -> Iterator[HostShard]:
     """What process `index` writes: its own number, everywhere."""
     for array, shard in plan.shards:
-        yield Piece(array, shard.chunks, shard.region, np.full(shard.region.shape, index, "f4"))
+        yield HostShard(array, shard.chunks, shard.region, np.full(shard.region.shape, index, "f4"))
 
 
 def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
@@ -133,7 +133,7 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
         store = ocdbt.create_store(child, ts.Context(), fsync=False, numbered=numbered)
         ocdbt.write_all(store, items, Options().buffer_bytes)
         files = {f"{name}/{file}": found.size for file, found in writing.files_of(child).items()}
-        part = Share([Part(digest, {}, files, is_written=True)], {}, {}).to_json()
+        part = ProcessManifest([TreeManifest(digest, {}, files, is_written=True)], {}, {}).to_json()
         message = orjson.dumps(begun | {"value": part}).decode()
         written += len(message)
         key_values.set(f"{prefix}/arrived/{index}", message)
@@ -156,7 +156,7 @@ def lead(url: str, processes: int, leaves: int) -> Point:
 
     key_values = _SimulatedProcesses(store_store.kvstore(directory), others)
     collective = ProcessGroup(0, processes, key_values, 600.0).collective(f"saving {final}")
-    job = Job(Tree(layout.ITEM, plan), final, described, False, options)
+    job = PreparedSave(WholeTree(layout.ITEM, plan), final, described, False, options)
     before = requests()
     with timed(STAGES) as seconds:
         memory = peak.growth(lambda: writing.write(job, _pieces(plan, 0), collective))

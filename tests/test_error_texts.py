@@ -262,12 +262,12 @@ def unreached(path):
 def equal(*others):
     """What two processes say of their trees."""
     first, second = ({"tree": 1, "local": {}} | other for other in others)
-    made = [writing.Part(**part, files={}, is_written=True) for part in (first, second)]
+    made = [writing.TreeManifest(**part, files={}, is_written=True) for part in (first, second)]
     return lambda path: writing.check_equal(made, "saving step 3")
 
 
 def same_items(path):
-    shares = [writing.Share([], {}, {"config": n}) for n in (1, 2)]
+    shares = [writing.ProcessManifest([], {}, {"config": n}) for n in (1, 2)]
     writing.check_items(shares, "saving step 3")
 
 

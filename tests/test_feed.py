@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from flaxckpt.saving.snapshot import Feed
+from flaxckpt.saving.snapshot import ShardQueue
 
 
 class Fake(NamedTuple):
@@ -46,7 +46,7 @@ def loop(feed, given, ends=True):
 @settings(max_examples=50)
 @given(st.lists(st.integers(0, 30), max_size=30), st.integers(1, 40))
 def test_all_pieces_come_in_order_and_never_more_than_the_limit_wait(sizes, limit):
-    feed, most = Feed(limit), []
+    feed, most = ShardQueue(limit), []
     thread, said = loop(feed, pieces(sizes))
     taken = []
     for piece in feed:
@@ -62,7 +62,7 @@ def test_all_pieces_come_in_order_and_never_more_than_the_limit_wait(sizes, limi
 
 
 def test_the_loop_waits_while_the_feed_is_full():
-    feed, made = Feed(10), []
+    feed, made = ShardQueue(10), []
     given = (made.append(piece) or piece for piece in pieces([4] * 6))
     thread, _ = loop(feed, given)
     taken = iter(feed)
@@ -84,7 +84,7 @@ def until(holds):
 
 
 def test_a_piece_larger_than_the_limit_comes_alone():
-    feed = Feed(3)
+    feed = ShardQueue(3)
     thread, _ = loop(feed, pieces([9, 9]))
     until(lambda: len(feed._waiting) == 1)
     time.sleep(0.01)
@@ -94,7 +94,7 @@ def test_a_piece_larger_than_the_limit_comes_alone():
 
 
 def test_a_writer_that_stops_frees_the_loop():
-    feed = Feed(1)
+    feed = ShardQueue(1)
     thread, said = loop(feed, pieces([9] * 5))
     assert next(iter(feed)).number == 0
     feed.stop()
@@ -107,7 +107,7 @@ def test_a_failure_of_the_loop_reaches_both():
         yield from pieces([1])
         raise KeyError("the loop's")
 
-    feed = Feed(100)
+    feed = ShardQueue(100)
     thread, said = loop(feed, failing())
     thread.join(30)
     assert isinstance(said[0], KeyError)
@@ -117,7 +117,7 @@ def test_a_failure_of_the_loop_reaches_both():
 
 
 def test_a_feed_without_an_end_is_not_taken_for_a_whole_one():
-    feed = Feed(100)
+    feed = ShardQueue(100)
     loop(feed, pieces([1]), ends=False)[0].join(30)
     taken = []
     writer = threading.Thread(target=lambda: taken.extend(feed), daemon=True)

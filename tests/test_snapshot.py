@@ -19,7 +19,7 @@ import flaxckpt
 from flaxckpt import errors
 from flaxckpt.run import writer
 from flaxckpt.saving import snapshot
-from flaxckpt.saving.snapshot import PART, State, hold, stream, take_apart
+from flaxckpt.saving.snapshot import PART, PlannedTree, hold, stream, take_apart
 from tests.trees import assert_same
 
 CHUNK = 512
@@ -56,7 +56,7 @@ def remote(state):
         dataclasses.replace(array, is_remote=isinstance(data, jax.Array))
         for array, data in zip(state.plan.arrays, state.data, strict=True)
     ]
-    return State(dataclasses.replace(state.plan, arrays=tuple(arrays)), state.data)
+    return PlannedTree(dataclasses.replace(state.plan, arrays=tuple(arrays)), state.data)
 
 
 def encoded(pieces):

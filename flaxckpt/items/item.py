@@ -30,7 +30,7 @@ NUMPY_KEY = f"{_HANDLERS}.random_key_checkpoint_handler.NumpyRandomKeyCheckpoint
 
 
 @dataclasses.dataclass(frozen=True)
-class Place:
+class ProcessRank:
     """Which process of how many."""
 
     index: int
@@ -116,14 +116,14 @@ class SavedItem:
       name: its name.
       record: what the checkpoint says of it.
       checkpoint: the checkpoint.
-      place: the process that reads.
+      rank: the process that reads.
       options: how to read.
     """
 
     name: str
     record: ItemRecord
     checkpoint: Checkpoint
-    place: Place
+    rank: ProcessRank
     options: Options
 
     def file(self, name: str) -> bytes:
@@ -154,9 +154,9 @@ class SavedItem:
         Raises:
           ItemError: when another number of processes wrote it.
         """
-        index, files = self.place.index, self._own_files()
+        index, files = self.rank.index, self._own_files()
         count = max(n for _, n in files)
-        if count != self.place.count:
+        if count != self.rank.count:
             if not is_shared or not self._is_same(files, count):
                 raise ItemError(self._other_count(count))
             index = 0
@@ -188,7 +188,7 @@ class SavedItem:
         return (
             f"the item {self.name} at {self.checkpoint.path} was saved by {count} "
             f"process{'es' * (count != 1)}, each with a state of its own, and this job has "
-            f"{self.place.count}. Restore with {count}, or leave {self.name!r} out of items= and "
+            f"{self.rank.count}. Restore with {count}, or leave {self.name!r} out of items= and "
             "start it anew."
         )
 

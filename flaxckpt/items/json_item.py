@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items.item import Encoded, Place, SavedItem
+from flaxckpt.items.item import Encoded, ProcessRank, SavedItem
 from flaxckpt.store import layout
 
 # JSON that gives back exactly what was written.
@@ -70,9 +70,9 @@ def dumps(value: Any) -> bytes:
 class JsonItems:
     """Dicts with str keys, lists, strings, numbers, bools and None; nothing else inside."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del place
+        del rank
         return is_plain(value)
 
     def encode(self, value: Any) -> Encoded:

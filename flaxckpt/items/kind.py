@@ -15,12 +15,12 @@ from flaxckpt.errors import (
     FlaxckptError,
     ItemError,
 )
-from flaxckpt.items.item import Encoded, Place, SavedItem, about
+from flaxckpt.items.item import Encoded, ProcessRank, SavedItem, about
 from flaxckpt.items.json_item import JsonItems
-from flaxckpt.items.numpy_random import Generators, NumpyKeys, RandomStates
-from flaxckpt.items.proto import Protos
+from flaxckpt.items.numpy_random import GeneratorItems, NumpyKeyItems, RandomStateItems
+from flaxckpt.items.proto import ProtoItems
 from flaxckpt.items.stateful import StatefulItems
-from flaxckpt.items.tree_item import JaxKeys, TreeItems
+from flaxckpt.items.tree_item import JaxKeyItems, TreeItems
 from flaxckpt.metadata.step_metadata import is_file_name
 from flaxckpt.options import Options
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
@@ -39,9 +39,9 @@ class RegisteredItems:
     to_files: Callable[[Any], Mapping[str, bytes]]
     from_files: Callable[[Mapping[str, bytes], Any], Any]
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del place
+        del rank
         return isinstance(value, self.cls)
 
     def encode(self, value: Any) -> Encoded:
@@ -71,7 +71,7 @@ Finish = Callable[[], Any]
 class ItemHandler(Protocol):
     """Turns items of some kind into files or a tree, and back."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """Whether it is the one for `value`, on a process of a job."""
 
     def encode(self, value: Any) -> Encoded:
@@ -92,11 +92,11 @@ class ItemHandler(Protocol):
 
 # In the order in which they are asked.
 _BUILTIN: dict[str, ItemHandler] = {
-    "proto": Protos(),
-    "generator": Generators(),
-    "numpy_key": NumpyKeys(),
-    "random_state": RandomStates(),
-    "jax_key": JaxKeys(),
+    "proto": ProtoItems(),
+    "generator": GeneratorItems(),
+    "numpy_key": NumpyKeyItems(),
+    "random_state": RandomStateItems(),
+    "jax_key": JaxKeyItems(),
     "stateful": StatefulItems(),
     "json": JsonItems(),
     "tree": TreeItems(),
@@ -142,14 +142,14 @@ def register_item_handler(
     _REGISTERED[kind] = RegisteredItems(kind, cls, encode, decode)
 
 
-class Chosen(NamedTuple):
+class EncodedItem(NamedTuple):
     """An item, encoded by the handler of its kind."""
 
     kind: str
     encoded: Encoded
 
 
-def encode(name: str, value: Any, place: Place) -> Chosen:
+def encode(name: str, value: Any, rank: ProcessRank) -> EncodedItem:
     """What is written of the item `name`.
 
     Raises:
@@ -157,8 +157,8 @@ def encode(name: str, value: Any, place: Place) -> Chosen:
     """
     try:
         handlers = (*_REGISTERED.items(), *_BUILTIN.items())
-        kind, handler = next(pair for pair in handlers if pair[1].knows(value, place))
-        return Chosen(kind, handler.encode(value))
+        kind, handler = next(pair for pair in handlers if pair[1].knows(value, rank))
+        return EncodedItem(kind, handler.encode(value))
     except FlaxckptError as error:
         raise ItemError(f"the item {name}: {error}") from None
     except Exception as error:
@@ -244,19 +244,19 @@ def restore_items(
     return finish(read_items(open_checkpoint(path, options), targets, _place(), options))
 
 
-def _place() -> Place:
+def _place() -> ProcessRank:
     """Of this process; a process that is alone asks for no device."""
     if not jax.distributed.is_initialized():
-        return Place(0, 1)
-    return Place(jax.process_index(), jax.process_count())
+        return ProcessRank(0, 1)
+    return ProcessRank(jax.process_index(), jax.process_count())
 
 
 def read_items(
-    checkpoint: Checkpoint, targets: Mapping[str, Any], place: Place, options: Options
+    checkpoint: Checkpoint, targets: Mapping[str, Any], rank: ProcessRank, options: Options
 ) -> dict[str, Finish]:
     """Reads and checks items, and sets nothing before each is finished; see `restore_items`.
 
-    The `place` is that of this process in its job.
+    The `rank` is that of this process in its job.
     """
     saved = checkpoint.described.items
     if not targets:
@@ -270,7 +270,7 @@ def read_items(
             )
     with checkpoint.unchanged():
         return {
-            name: read(SavedItem(name, saved[name], checkpoint, place, options), target)
+            name: read(SavedItem(name, saved[name], checkpoint, rank, options), target)
             for name, target in sorted(targets.items())  # the same order on all processes
         }
 
@@ -286,12 +286,12 @@ class WantedItems:
 
     Attributes:
       targets: as for `restore_items`.
-      place: of this process.
+      rank: of this process.
       options: how to read.
     """
 
     targets: Mapping[str, Any]
-    place: Place
+    rank: ProcessRank
     options: Options
     _read: dict[str, Finish] = dataclasses.field(default_factory=dict)
 
@@ -300,7 +300,7 @@ class WantedItems:
 
         def both(checkpoint: Checkpoint) -> T:
             restored = restore(checkpoint)
-            self._read = read_items(checkpoint, self.targets, self.place, self.options)
+            self._read = read_items(checkpoint, self.targets, self.rank, self.options)
             return restored
 
         return both

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items.item import NUMPY_KEY, Encoded, ItemTree, Place, SavedItem, about
+from flaxckpt.items.item import NUMPY_KEY, Encoded, ItemTree, ProcessRank, SavedItem, about
 from flaxckpt.leaves import generator
 from flaxckpt.leaves.spec import LeafSpec
 from flaxckpt.store import layout
@@ -17,12 +17,12 @@ from flaxckpt.store import layout
 _OWN = ".json"
 
 
-class Generators:
+class GeneratorItems:
     """`np.random.Generator`: each process has its own, which may be the same on all."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del place
+        del rank
         return type(value) is np.random.Generator
 
     def encode(self, value: Any) -> Encoded:
@@ -42,12 +42,12 @@ class Generators:
         return lambda: _set(target, made.bit_generator, has_seed=stored["seed"] is not None)
 
 
-class NumpyKeys:
+class NumpyKeyItems:
     """`np.random.RandomState` as one process has it, in the way of Orbax."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """Of several processes each may have another one, and only one could be written so."""
-        return place.count == 1 and isinstance(value, np.random.RandomState) and _is_mt(value)
+        return rank.count == 1 and isinstance(value, np.random.RandomState) and _is_mt(value)
 
     def encode(self, value: Any) -> Encoded:
         """A tree, and the file that tells Orbax of what kind it is."""
@@ -63,12 +63,12 @@ class NumpyKeys:
         return lambda: _set_state(np.random.RandomState(0) if target is None else target, state)
 
 
-class RandomStates:
+class RandomStateItems:
     """`np.random.RandomState` of several processes, or over another bit generator."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del place
+        del rank
         return isinstance(value, np.random.RandomState)
 
     def encode(self, value: Any) -> Encoded:

@@ -7,16 +7,16 @@ from collections.abc import Callable
 from typing import Any
 
 from flaxckpt.errors import ItemError
-from flaxckpt.items.item import Encoded, Place, SavedItem, about
+from flaxckpt.items.item import Encoded, ProcessRank, SavedItem, about
 from flaxckpt.store import layout
 
 
-class Protos:
+class ProtoItems:
     """Messages of any type."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """Without the module there is no message."""
-        del place
+        del rank
         module = sys.modules.get("google.protobuf.message")
         return module is not None and isinstance(value, module.Message)
 

@@ -16,7 +16,7 @@ from etils import epath
 
 from flaxckpt.errors import ItemError
 from flaxckpt.items import json_item
-from flaxckpt.items.item import Encoded, Place, SavedItem, about
+from flaxckpt.items.item import Encoded, ProcessRank, SavedItem, about
 
 # How an object is asked for its state, and how it is given one.
 _BY_VALUE = {"get_state": "set_state", "state_dict": "load_state_dict"}
@@ -30,9 +30,9 @@ _SUFFIXES = {"json": ".json", "str": ".txt", "bytes": ".bin"}
 class StatefulItems:
     """Objects with `get_state`, `state_dict` or `save`, and with what sets it again."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del place
+        del rank
         return _protocol(value) is not None
 
     def encode(self, value: Any) -> Encoded:

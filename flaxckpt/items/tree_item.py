@@ -7,7 +7,7 @@ from typing import Any
 
 import jax
 
-from flaxckpt.items.item import JAX_KEY, STANDARD, Encoded, ItemTree, Place, SavedItem
+from flaxckpt.items.item import JAX_KEY, STANDARD, Encoded, ItemTree, ProcessRank, SavedItem
 from flaxckpt.store import layout
 
 # What Orbax calls the one array of its own.
@@ -20,9 +20,9 @@ _RAW_SHAPES = ((2,), (4,))
 class TreeItems:
     """Any pytree: whatever nothing else is for."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """See `ItemHandler`."""
-        del value, place
+        del value, rank
         return True
 
     def encode(self, value: Any) -> Encoded:
@@ -35,12 +35,12 @@ class TreeItems:
         return lambda: value
 
 
-class JaxKeys:
+class JaxKeyItems:
     """One PRNG key of jax, typed or raw, in the way of Orbax."""
 
-    def knows(self, value: Any, place: Place) -> bool:
+    def knows(self, value: Any, rank: ProcessRank) -> bool:
         """Orbax wraps the words with the default implementation; other keys are trees."""
-        del place
+        del rank
         if not isinstance(value, jax.Array):
             return False
         if jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key):

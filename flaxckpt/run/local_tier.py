@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, ItemError
 from flaxckpt.inspecting import verify
-from flaxckpt.items.item import Place
+from flaxckpt.items.item import ProcessRank
 from flaxckpt.items.kind import WantedItems
 from flaxckpt.multihost import SINGLE_PROCESS, ProcessGroup
 from flaxckpt.options import Options
@@ -148,8 +148,8 @@ class LocalTier:
         """Saves now."""
         attempt = self.group.broadcast(f"saving step {step} locally", layout.new_attempt)
         request = dataclasses.replace(request, overwrite=self._run.described(step) is not None)
-        place = Place(self.group.index, self.group.count)
-        self._writer.save(step, request, SINGLE_PROCESS, attempt=attempt, place=place)
+        rank = ProcessRank(self.group.index, self.group.count)
+        self._writer.save(step, request, SINGLE_PROCESS, attempt=attempt, rank=rank)
 
     def wait(self) -> None:
         """Waits for the save in flight and raises its failure."""
@@ -299,8 +299,8 @@ class Restoration:
             options=sources.options,
             initialise=self.initialise,
         )
-        place = Place(sources.group.index, sources.group.count)
-        items = WantedItems(self.items or {}, place, sources.options)
+        rank = ProcessRank(sources.group.index, sources.group.count)
+        items = WantedItems(self.items or {}, rank, sources.options)
         step = self.step if self.step is None else check_step(self.step)
         older = self.on_corrupt == "previous"
         found = sources.restore(items.with_tree(restore), step, older=older)

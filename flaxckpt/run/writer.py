@@ -22,7 +22,7 @@ from flaxckpt.errors import (
     SaveTimeoutError,
     StepPinnedError,
 )
-from flaxckpt.items.item import Place, check_names
+from flaxckpt.items.item import ProcessRank, check_names
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import MAX_PAST, CheckpointMetadata, PastSave
 from flaxckpt.multihost import PATIENCE, Collective, ProcessGroup
@@ -33,8 +33,16 @@ from flaxckpt.run.run import Run, history
 from flaxckpt.saving import contents
 from flaxckpt.saving.save import SaveRequest, check_vacant
 from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import Feed, Piece, State, as_saved, hold, stream_all, take_apart
-from flaxckpt.saving.writing import Job, write
+from flaxckpt.saving.snapshot import (
+    HostShard,
+    PlannedTree,
+    ShardQueue,
+    as_saved,
+    hold,
+    stream_all,
+    take_apart,
+)
+from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout, store
 from flaxckpt.store.bucket import BucketPath
 from flaxckpt.store.store import Location
@@ -170,7 +178,7 @@ def _finish(task: _Task, timeout_secs: float) -> None:
 
 
 @dataclasses.dataclass
-class _Save:
+class _StepSave:
     """One step that is being saved.
 
     Attributes:
@@ -182,7 +190,7 @@ class _Save:
     """
 
     step: int
-    job: Job
+    job: PreparedSave
     collective: Collective
     began: float
     blocked: float | None = None
@@ -216,12 +224,12 @@ class Writer:
         group: ProcessGroup,
         *,
         attempt: str | None = None,
-        place: Place | None = None,
+        rank: ProcessRank | None = None,
     ) -> None:
         """Saves `step`, with all of `group`; returns when the state and the items may change.
 
         The save before this one is waited for, and its failure is raised. The `attempt` is the id
-        of the save, if it has one already; `place` is that of this process, if not in `group`.
+        of the save, if it has one already; `rank` is that of this process, if not in `group`.
         """
         began = time.monotonic()
         numbers = step_metadata.check_metrics(request.metrics or {})
@@ -239,7 +247,7 @@ class Writer:
             described = CheckpointMetadata(
                 attempt or admitted, started, 0, numbers, user_metadata, ranking=ranking
             )
-            where = place or Place(group.index, group.count)
+            where = rank or ProcessRank(group.index, group.count)
             encoded = contents.encode(request.items or {}, where)
             chunk_bytes, process = self._options.chunk_bytes, group.process
             kept = as_saved(request.state, self._options.save_dtype)
@@ -248,9 +256,11 @@ class Writer:
                 encoded, where, chunk_bytes, self._item_plans, process
             )
             self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
-            tree = contents.Tree(layout.ITEM, taken.plan)
-            job = Job(tree, path, described, request.overwrite, self._options, tuple(of_items))
-            self._start(_Save(step, job, collective, began), [taken, *states])
+            tree = contents.WholeTree(layout.ITEM, taken.plan)
+            job = PreparedSave(
+                tree, path, described, request.overwrite, self._options, tuple(of_items)
+            )
+            self._start(_StepSave(step, job, collective, began), [taken, *states])
 
     def _admit(self, step: int, overwrite: bool) -> str:
         """The id of an attempt to save `step`, once that is known to be possible."""
@@ -269,7 +279,7 @@ class Writer:
         self.background.join()
         self.background.raise_failure()
 
-    def _start(self, save: _Save, states: Sequence[State]) -> None:
+    def _start(self, save: _StepSave, states: Sequence[PlannedTree]) -> None:
         """Writes `states`, or sees to it that they are written whatever becomes of them."""
         limit = self._options.snapshot_bytes
         if not self._async:
@@ -279,7 +289,7 @@ class Writer:
             save.blocked = time.monotonic() - save.began
             self._begin(save, functools.partial(self._write, save, pieces))
         else:
-            feed = Feed(limit // 2)
+            feed = ShardQueue(limit // 2)
             self._begin(save, functools.partial(self._write_fed, save, feed))
             went_on = feed.put_all(stream_all(states, limit // 2, copy=True))
             save.blocked = time.monotonic() - save.began
@@ -287,18 +297,18 @@ class Writer:
             if not went_on:
                 self.wait()
 
-    def _begin(self, save: _Save, task: Callable[[], None]) -> None:
+    def _begin(self, save: _StepSave, task: Callable[[], None]) -> None:
         """Has the background write."""
         self.background.start(f"saving step {save.step} to {self._run.directory}", task)
 
-    def _write_fed(self, save: _Save, feed: Feed) -> None:
+    def _write_fed(self, save: _StepSave, feed: ShardQueue) -> None:
         """As `_write`; when it fails, the loop's thread is not kept waiting."""
         try:
             self._write(save, feed)
         finally:
             feed.stop()
 
-    def _write(self, save: _Save, pieces: Iterable[Piece]) -> None:
+    def _write(self, save: _StepSave, pieces: Iterable[HostShard]) -> None:
         """Writes and commits one step, then deletes what is no longer kept."""
         job, is_process_0 = save.job, save.collective.group.is_process_0
         if is_process_0:  # in the background: it may read the metadata of the step before

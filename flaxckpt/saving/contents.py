@@ -11,12 +11,12 @@ import orjson
 
 from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
 from flaxckpt.items import kind as items_kind
-from flaxckpt.items.item import JSON, ItemTree, Place, about
-from flaxckpt.items.kind import Chosen
+from flaxckpt.items.item import JSON, ItemTree, ProcessRank, about
+from flaxckpt.items.kind import EncodedItem
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.step_metadata import ItemRecord
 from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import State, take_apart
+from flaxckpt.saving.snapshot import PlannedTree, take_apart
 from flaxckpt.store import layout
 
 
@@ -36,7 +36,7 @@ class WrittenTree(Protocol):
         """The files beside `_METADATA` that only Orbax reads."""
 
 
-class Tree(NamedTuple):
+class WholeTree(NamedTuple):
     """A tree that is known from the start.
 
     Attributes:
@@ -59,20 +59,20 @@ class Tree(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Item:
+class WrittenItem:
     """One item, as the background writes it.
 
     Attributes:
       name: its name.
       chosen: what it is, and its files.
       tree: its tree, if it has one.
-      place: of this process.
+      rank: of this process.
     """
 
     name: str
-    chosen: Chosen
-    tree: Tree | None
-    place: Place
+    chosen: EncodedItem
+    tree: WholeTree | None
+    rank: ProcessRank
 
     @property
     def files(self) -> Mapping[str, bytes]:
@@ -82,7 +82,7 @@ class Item:
 
     def own(self, attempt: str) -> dict[str, bytes]:
         """What this process writes for itself; an `attempt` becomes part of the names."""
-        index, count = self.place.index, self.place.count
+        index, count = self.rank.index, self.rank.count
         return {
             layout.own_file(index, count, end, attempt): data
             for end, data in self.chosen.encoded.own.items()
@@ -104,27 +104,27 @@ class Item:
         return ItemRecord(kind, files, inner, encoded.details, encoded.orbax if is_seen else JSON)
 
 
-def encode(items: Mapping[str, Any], place: Place) -> dict[str, Chosen]:
+def encode(items: Mapping[str, Any], rank: ProcessRank) -> dict[str, EncodedItem]:
     """The items as they are now, but for the arrays of those that are trees.
 
     Raises:
       ItemError: when no checkpoint can hold one.
     """
-    return {name: items_kind.encode(name, value, place) for name, value in items.items()}
+    return {name: items_kind.encode(name, value, rank) for name, value in items.items()}
 
 
 def take_items_apart(
-    items: Mapping[str, Chosen],
-    place: Place,
+    items: Mapping[str, EncodedItem],
+    rank: ProcessRank,
     chunk_bytes: int,
     plans: Mapping[str, SavePlan],
     process: int | None,
-) -> tuple[list[Item], list[State]]:
+) -> tuple[list[WrittenItem], list[PlannedTree]]:
     """The items to write, and the trees of those that have one.
 
     Args:
       items: encoded.
-      place: of this process, as names of files say it.
+      rank: of this process, as names of files say it.
       chunk_bytes: as for `take_apart`.
       plans: of the save before, by the names of the items, to be used where they fit.
       process: as for `take_apart`.
@@ -139,17 +139,17 @@ def take_items_apart(
         if (inner := chosen.encoded.tree) is not None:
             states.append(_take_apart(name, inner, chunk_bytes, plans.get(name), process))
             directory = f"{name}/{inner.directory}" if inner.directory else name
-            tree = Tree(directory, states[-1].plan, inner.has_plain_keys)
+            tree = WholeTree(directory, states[-1].plan, inner.has_plain_keys)
             # Not the arrays: the loop may want to free or to donate them.
             kept = dataclasses.replace(chosen.encoded, tree=inner._replace(value=None))
-            chosen = Chosen(chosen.kind, kept)
-        taken.append(Item(name, chosen, tree, place))
+            chosen = EncodedItem(chosen.kind, kept)
+        taken.append(WrittenItem(name, chosen, tree, rank))
     return taken, states
 
 
 def _take_apart(
     name: str, tree: ItemTree, chunk_bytes: int, plan: SavePlan | None, process: int | None
-) -> State:
+) -> PlannedTree:
     """The tree of one item."""
     try:
         return take_apart(tree.value, chunk_bytes, plan, process)
@@ -159,6 +159,6 @@ def _take_apart(
         ) from error
 
 
-def plans_of(items: Sequence[Item]) -> dict[str, SavePlan]:
+def plans_of(items: Sequence[WrittenItem]) -> dict[str, SavePlan]:
     """The plans of the items' trees, by the items' names."""
     return {item.name: item.tree.plan for item in items if item.tree is not None}

@@ -21,14 +21,14 @@ from flaxckpt.errors import (
     StoreError,
     UnsupportedFormatError,
 )
-from flaxckpt.items.item import Place, check_names
+from flaxckpt.items.item import ProcessRank, check_names
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import CheckpointMetadata
 from flaxckpt.options import BUFFER_BYTES, Options
 from flaxckpt.saving import contents
-from flaxckpt.saving.save_plan import Parts, SavePlan
-from flaxckpt.saving.snapshot import Feed, as_saved, stream, stream_all, take_apart
-from flaxckpt.saving.writing import Job, write
+from flaxckpt.saving.save_plan import PartialPlan, SavePlan
+from flaxckpt.saving.snapshot import ShardQueue, as_saved, stream, stream_all, take_apart
+from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout, store
 from flaxckpt.store.store import Location, PathLike, locate
 
@@ -94,17 +94,17 @@ def save(
     with collective.sharing_errors():
         attempt = collective.broadcast(functools.partial(admit, final, overwrite, options))
         described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
-        place = Place(group.index, group.count)
-        encoded = contents.encode(items or {}, place)
+        rank = ProcessRank(group.index, group.count)
+        encoded = contents.encode(items or {}, rank)
         state = take_apart(
             as_saved(tree, options.save_dtype), options.chunk_bytes, process=group.process
         )
         of_items, states = contents.take_items_apart(
-            encoded, place, options.chunk_bytes, {}, group.process
+            encoded, rank, options.chunk_bytes, {}, group.process
         )
         pieces = stream_all([state, *states], options.snapshot_bytes, copy=False)
-    whole = contents.Tree(layout.ITEM, state.plan)
-    job = Job(whole, final, described, overwrite, options, tuple(of_items))
+    whole = contents.WholeTree(layout.ITEM, state.plan)
+    job = PreparedSave(whole, final, described, overwrite, options, tuple(of_items))
     write(job, pieces, collective)
 
 
@@ -152,14 +152,14 @@ def _is_vacant(final: Path) -> bool:
 # Saving one checkpoint in several calls.
 
 
-class _TreeInParts:
+class PartialTree:
     """A `WrittenTree` of which more becomes known while it is written."""
 
     directory = layout.ITEM
 
     def __init__(self) -> None:
         """Nothing is known yet."""
-        self.parts = Parts()
+        self.parts = PartialPlan()
 
     @functools.cached_property
     def plan(self) -> SavePlan:
@@ -205,8 +205,8 @@ class PartialSave:
         """
         self._final, self._options, self._overwrite = locate(path, options), options, overwrite
         self._metadata = step_metadata.check_metadata(metadata or {})
-        self._tree, self._limit = _TreeInParts(), options.snapshot_bytes or BUFFER_BYTES
-        self._feed = Feed(self._limit)
+        self._tree, self._limit = PartialTree(), options.snapshot_bytes or BUFFER_BYTES
+        self._feed = ShardQueue(self._limit)
         self._written: concurrent.futures.Future[None] | None = None
 
     def __enter__(self) -> Self:
@@ -225,13 +225,13 @@ class PartialSave:
                 functools.partial(admit, final, overwrite, options)
             )
         described = CheckpointMetadata(attempt, time.time_ns(), 0, {}, self._metadata)
-        job = Job(self._tree, final, described, overwrite, options)
+        job = PreparedSave(self._tree, final, described, overwrite, options)
         pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
         self._written = pool.submit(self._write, job)
         pool.shutdown(wait=False)
         return self
 
-    def _write(self, job: Job) -> None:
+    def _write(self, job: PreparedSave) -> None:
         """Writes what comes, and commits it at the end."""
         try:
             write(job, self._feed, self._collective)

@@ -27,7 +27,7 @@ from flaxckpt.tree.structure import Flat, flatten
 # How one array is written: its place in the checkpoint, and the chunks that are ours to write.
 
 
-Array = jax.Array | np.ndarray
+AnyArray = jax.Array | np.ndarray
 
 
 class ShardPlan(NamedTuple):
@@ -76,7 +76,9 @@ class ArrayPlan:
         return zarr3.metadata_key(self.stored.store), value
 
 
-def plan_array(store: str, array: Array, chunk_bytes: int, process: int | None = None) -> ArrayPlan:
+def plan_array(
+    store: str, array: AnyArray, chunk_bytes: int, process: int | None = None
+) -> ArrayPlan:
     """How `array` is written under the name `store`.
 
     Args:
@@ -113,7 +115,7 @@ def plan_array(store: str, array: Array, chunk_bytes: int, process: int | None =
     )
 
 
-class _Share(NamedTuple):
+class _Replica(NamedTuple):
     """This process's share of a region that `holders` of them have, of whom it is the `rank`-th."""
 
     rank: int
@@ -125,13 +127,13 @@ class _Share(NamedTuple):
         return chunks[start:stop]
 
 
-def _held(array: Array, process: int | None) -> Iterator[tuple[int, Region, _Share]]:
+def _held(array: AnyArray, process: int | None) -> Iterator[tuple[int, Region, _Replica]]:
     """Which of the addressable data of `array` are taken: each region once, from its first device.
 
     Together with the share of it that is this process's to write.
     """
     if isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1:
-        yield 0, whole(array.shape), _Share(0, 1)
+        yield 0, whole(array.shape), _Replica(0, 1)
         return
     ranks = {} if process is None else _holders(array.sharding, array.shape)
     seen = set()
@@ -140,7 +142,7 @@ def _held(array: Array, process: int | None) -> Iterator[tuple[int, Region, _Sha
         if region not in seen:
             seen.add(region)
             holders = ranks.get(region, [process])
-            yield index, region, _Share(holders.index(process), len(holders))
+            yield index, region, _Replica(holders.index(process), len(holders))
 
 
 @functools.lru_cache(maxsize=256)
@@ -160,7 +162,7 @@ def _holders(
     return holders
 
 
-def _is_of_one_process(array: Array) -> bool:
+def _is_of_one_process(array: AnyArray) -> bool:
     """Whether all of `array` is on this process, as far as that knows."""
     return isinstance(array, np.ndarray) or array.is_fully_addressable
 
@@ -176,7 +178,7 @@ def _is_of_one_process(array: Array) -> bool:
 MAX_SHARDING_DEVICES = 1 << 20
 
 
-class _Other(NamedTuple):
+class _EncodedLeaf(NamedTuple):
     """A leaf that is no jax array: its position, its name, and what its handler made of it."""
 
     position: int
@@ -201,7 +203,7 @@ class SavePlan:
     _treedef: Any
     _devices: tuple[int, ...]
     _signature: tuple[list[Any], ...]
-    _others: tuple[_Other, ...]
+    _others: tuple[_EncodedLeaf, ...]
     _has_odd_keys: bool
 
     @classmethod
@@ -240,7 +242,7 @@ class SavePlan:
         """The keys and the values of the metadata of the arrays."""
         return tuple(array.metadata() for array in self.arrays)
 
-    def data(self, tree: Any, treedef: Any, leaves: Sequence[Any]) -> list[Array] | None:
+    def data(self, tree: Any, treedef: Any, leaves: Sequence[Any]) -> list[AnyArray] | None:
         """The arrays of `tree`, of `treedef` and `leaves`, if it is of this kind; `None` if not.
 
         Raises:
@@ -308,7 +310,7 @@ class SavePlan:
 
 def make_plan(
     tree: Any, treedef: Any, chunk_bytes: int, process: int | None = None
-) -> tuple[SavePlan, list[Array]]:
+) -> tuple[SavePlan, list[AnyArray]]:
     """The plan of `tree`, whose structure is `treedef`, and its arrays; see `plan_array`.
 
     Raises:
@@ -333,7 +335,7 @@ def make_plan(
     check_limits(flat, records)
     devices = tuple(i for i, (spec, _) in enumerate(encoded) if spec.kind == "jax")
     others = tuple(
-        _Other(i, flat.names[i], spec, _made(value, flat.names[i]))
+        _EncodedLeaf(i, flat.names[i], spec, _made(value, flat.names[i]))
         for i, (spec, value) in enumerate(encoded)
         if spec.kind != "jax"
     )
@@ -430,26 +432,26 @@ def _as_json(value: Any, name: str) -> Any:
 # The plan of a tree that was saved in parts.
 
 
-class _Leaf:
+class _LeafRef:
     """Stands for a leaf in the structure of a part: the number of the part, and of the leaf."""
 
     def __init__(self, part: int, number: int):
         self.part, self.number = part, number
 
 
-class Parts(NamedTuple):
+class PartialPlan(NamedTuple):
     """Plans of parts, and the structure of them all, with a stand-in for each leaf."""
 
     plans: tuple[SavePlan, ...] = ()
     tree: Any = None
 
-    def with_part(self, plan: SavePlan) -> Parts:
+    def with_part(self, plan: SavePlan) -> PartialPlan:
         """These and one more.
 
         Raises:
           UnsupportedKeyError: when a leaf of it is there already, or its parent is.
         """
-        leaves = [_Leaf(len(self.plans), number) for number in range(len(plan.records))]
+        leaves = [_LeafRef(len(self.plans), number) for number in range(len(plan.records))]
         part = jax.tree.unflatten(plan.treedef, leaves)
         tree = _merged(self.tree, part, "") if self.plans else part
         stored = {array.stored.store for known in self.plans for array in known.arrays}
@@ -459,7 +461,7 @@ class Parts(NamedTuple):
                     f"two parts have an array that Orbax calls {array.stored.store!r}. Save them "
                     "in one part, or rename one."
                 )
-        return Parts((*self.plans, plan), tree)
+        return PartialPlan((*self.plans, plan), tree)
 
     def merged(self) -> SavePlan:
         """One plan for all of it.

@@ -18,7 +18,7 @@ from flaxckpt.errors import UnsupportedLeafError
 from flaxckpt.leaves.array import check_concrete, is_key_dtype
 from flaxckpt.leaves.dtypes import parse_dtype, to_stored
 from flaxckpt.options import PART, SaveDtype
-from flaxckpt.saving.save_plan import Array, ArrayPlan, SavePlan, ShardPlan, make_plan
+from flaxckpt.saving.save_plan import AnyArray, ArrayPlan, SavePlan, ShardPlan, make_plan
 from flaxckpt.sharding.chunks import Region
 from flaxckpt.store import zarr3
 from flaxckpt.tree import nnx_objects
@@ -75,14 +75,14 @@ def _first(wanted: Mapping[str, str], name: str) -> str | None:
 # The values of a state on their way to the disk: brought to the host, and cut into chunks.
 
 
-class State(NamedTuple):
+class PlannedTree(NamedTuple):
     """A state taken apart: how it is written, and its arrays where they are."""
 
     plan: SavePlan
-    data: list[Array]
+    data: list[AnyArray]
 
 
-class Piece(NamedTuple):
+class HostShard(NamedTuple):
     """Some chunks of an array, by key and region, and the values on the host that they are in.
 
     The `tree` is the one that the array is of, when several are written together.
@@ -105,7 +105,7 @@ class Piece(NamedTuple):
 @garbage_collector.paused()
 def take_apart(
     tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
-) -> State:
+) -> PlannedTree:
     """`tree` with the plan to write it, which is `plan` where that fits.
 
     Every leaf is looked at before any value is copied. `process` is the index of this process in a
@@ -124,11 +124,11 @@ def take_apart(
     data = None if plan is None else plan.data(stateful, treedef, leaves)
     if plan is None or data is None:
         plan, data = make_plan(stateful, treedef, chunk_bytes, process)
-    return State(plan, data)
+    return PlannedTree(plan, data)
 
 
 @garbage_collector.paused()
-def hold(*states: State) -> Iterator[Piece]:
+def hold(*states: PlannedTree) -> Iterator[HostShard]:
     """All of `states`; when this returns, they may be donated, deleted or changed.
 
     On the CPU backend the values are views of jax's own buffers. While a view lives, jax gives a
@@ -145,12 +145,14 @@ def hold(*states: State) -> Iterator[Piece]:
     return _numbered([_drain(s.plan, values) for s, values in zip(states, held, strict=True)])
 
 
-def stream_all(states: Sequence[State], limit: int | None, *, copy: bool) -> Iterator[Piece]:
+def stream_all(
+    states: Sequence[PlannedTree], limit: int | None, *, copy: bool
+) -> Iterator[HostShard]:
     """All of `states`, one after the other; see `stream`."""
     return _numbered([stream(state, limit, copy=copy) for state in states])
 
 
-def _numbered(trees: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
+def _numbered(trees: Sequence[Iterator[HostShard]]) -> Iterator[HostShard]:
     """The pieces of several trees, which say of which they are."""
     first, *others = trees
     numbered = (
@@ -159,7 +161,7 @@ def _numbered(trees: Sequence[Iterator[Piece]]) -> Iterator[Piece]:
     return itertools.chain(first, numbered)
 
 
-def by_tree(pieces: Iterable[Piece], count: int) -> Iterator[Iterator[Piece]]:
+def by_tree(pieces: Iterable[HostShard], count: int) -> Iterator[Iterator[HostShard]]:
     """The pieces of each of `count` trees. Those of one must be taken before the next."""
     groups = itertools.groupby(pieces, lambda piece: piece.tree)
     number, group = next(groups, (count, iter(())))
@@ -171,13 +173,13 @@ def by_tree(pieces: Iterable[Piece], count: int) -> Iterator[Iterator[Piece]]:
         number, group = next(groups, (count, iter(())))
 
 
-def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[Piece]:
+def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[HostShard]:
     """The pieces of what is held, which is dropped as they are taken."""
     for array, shard in plan.shards:
-        yield Piece(array, shard.chunks, shard.region, held.popleft())
+        yield HostShard(array, shard.chunks, shard.region, held.popleft())
 
 
-def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
+def stream(state: PlannedTree, limit: int | None, *, copy: bool) -> Iterator[HostShard]:
     """All of `state`, in pieces that come to the host as they are taken.
 
     Args:
@@ -193,10 +195,10 @@ def stream(state: State, limit: int | None, *, copy: bool) -> Iterator[Piece]:
             continue
         with jax.transfer_guard("allow"):
             on_host = _safe(values) if copy else np.asarray(values)
-        yield Piece(array, shard.chunks, shard.region, on_host)
+        yield HostShard(array, shard.chunks, shard.region, on_host)
 
 
-def _local_data(state: State) -> list[Any]:
+def _local_data(state: PlannedTree) -> list[Any]:
     """The values of each of the plan's shards, where they are."""
     return [
         values.addressable_data(shard.data) if array.is_parted else values  # type: ignore[union-attr]
@@ -205,12 +207,12 @@ def _local_data(state: State) -> list[Any]:
     ]
 
 
-def _safe(data: Array) -> np.ndarray:
+def _safe(data: AnyArray) -> np.ndarray:
     """The values of `data` such that nothing the caller does changes them."""
     return data.copy() if isinstance(data, np.ndarray) else np.asarray(data)
 
 
-def _is_split(data: Array, limit: int | None) -> bool:
+def _is_split(data: AnyArray, limit: int | None) -> bool:
     """Whether `data` is too large to be on the host as a whole."""
     return limit is not None and data.nbytes > limit // PART
 
@@ -233,7 +235,7 @@ def _transferring(plan: SavePlan, data: list[Any], limit: int | None) -> Iterato
         yield waiting.popleft()[0]
 
 
-def _chunks(array: ArrayPlan, shard: ShardPlan, data: Array) -> Iterator[Piece]:
+def _chunks(array: ArrayPlan, shard: ShardPlan, data: AnyArray) -> Iterator[HostShard]:
     """The chunks of a shard one by one, each in memory of its own."""
     for key, region in shard.chunks:
         index = region.within(shard.region)[: data.ndim]  # without the bytes of an element
@@ -243,10 +245,10 @@ def _chunks(array: ArrayPlan, shard: ShardPlan, data: Array) -> Iterator[Piece]:
                 if array.is_remote
                 else np.array(np.asarray(data)[index])
             )
-        yield Piece(array, ((key, region),), region, values)
+        yield HostShard(array, ((key, region),), region, values)
 
 
-def part_of_device(data: Array, index: tuple[slice, ...]) -> np.ndarray:
+def part_of_device(data: AnyArray, index: tuple[slice, ...]) -> np.ndarray:
     """A part of what lies on a device; compiled once for each shape, not for each place."""
     if max(data.shape, default=0) >= 1 << 31:  # but jax's indices have 32 bits
         return np.asarray(data[index])
@@ -257,7 +259,7 @@ def part_of_device(data: Array, index: tuple[slice, ...]) -> np.ndarray:
 # The pieces of a state that does not fit in memory twice, handed from one thread to another.
 
 
-class Feed:
+class ShardQueue:
     """Hands pieces from the train loop's thread to the writer's, so many bytes at a time.
 
     The loop's thread calls `put_all` and then `end`; the writer's iterates, and calls `stop` when
@@ -267,13 +269,13 @@ class Feed:
     def __init__(self, limit: int):
         """At most `limit` bytes, or one piece, wait."""
         self._limit = limit
-        self._waiting: collections.deque[Piece] = collections.deque()
+        self._waiting: collections.deque[HostShard] = collections.deque()
         self._bytes = 0
         self._ended = self._stopped = False
         self._error: BaseException | None = None
         self._changed = threading.Condition()
 
-    def put_all(self, pieces: Iterable[Piece]) -> bool:
+    def put_all(self, pieces: Iterable[HostShard]) -> bool:
         """Hands over `pieces`; returns whether the writer took all but what waits."""
         try:
             return all(map(self._put, pieces))
@@ -287,7 +289,7 @@ class Feed:
             self._error = error
             self._changed.notify_all()
 
-    def _put(self, piece: Piece) -> bool:
+    def _put(self, piece: HostShard) -> bool:
         """Hands over one piece once there is room; returns whether the writer goes on."""
         size = piece.values.nbytes
 
@@ -316,7 +318,7 @@ class Feed:
             self._waiting.clear()
             self._changed.notify_all()
 
-    def __iter__(self) -> Iterator[Piece]:
+    def __iter__(self) -> Iterator[HostShard]:
         """The pieces, until the end.
 
         Raises:
@@ -325,7 +327,7 @@ class Feed:
         while (piece := self._take()) is not None:
             yield piece
 
-    def _take(self) -> Piece | None:
+    def _take(self) -> HostShard | None:
         """The next piece; `None` after the last."""
         with self._changed:
             self._changed.wait_for(lambda: self._waiting or self._ended or self._error)

@@ -23,9 +23,9 @@ from flaxckpt.metadata.tree_metadata import with_files
 from flaxckpt.multihost import Collective
 from flaxckpt.options import Options
 from flaxckpt.progress import Progress
-from flaxckpt.saving.contents import Item, Tree, WrittenTree
+from flaxckpt.saving.contents import WholeTree, WrittenItem, WrittenTree
 from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import Piece, by_tree
+from flaxckpt.saving.snapshot import HostShard, by_tree
 from flaxckpt.store import layout, ocdbt, zarr3
 from flaxckpt.store import local as store_local
 from flaxckpt.store import store as store_store
@@ -39,7 +39,7 @@ from flaxckpt.store.store import Location
 # a counter that differs would be lost without a word.
 
 
-class Part(NamedTuple):
+class TreeManifest(NamedTuple):
     """What one process has done of one tree.
 
     Attributes:
@@ -64,7 +64,7 @@ class Part(NamedTuple):
         return cls(**data)
 
 
-class Share(NamedTuple):
+class ProcessManifest(NamedTuple):
     """What one process has done of a checkpoint.
 
     Attributes:
@@ -73,7 +73,7 @@ class Share(NamedTuple):
       items: a checksum of what must be the same of each item.
     """
 
-    trees: list[Part]
+    trees: list[TreeManifest]
     files: dict[str, dict[str, SavedFile]]
     items: dict[str, int]
 
@@ -93,10 +93,10 @@ class Share(NamedTuple):
             item: {name: SavedFile(*file) for name, file in found.items()}
             for item, found in data["files"].items()
         }
-        return cls(list(map(Part.from_json, data["trees"])), files, data["items"])
+        return cls(list(map(TreeManifest.from_json, data["trees"])), files, data["items"])
 
 
-def check_items(shares: Sequence[Share], title: str) -> None:
+def check_items(shares: Sequence[ProcessManifest], title: str) -> None:
     """Checks that all processes save the same items.
 
     Raises:
@@ -120,7 +120,7 @@ def digest(plan: SavePlan) -> int:
 
 
 def own(
-    pieces: Iterable[Piece], local: dict[str, str], *, is_process_0: bool
+    pieces: Iterable[HostShard], local: dict[str, str], *, is_process_0: bool
 ) -> Iterator[tuple[str, bytes]]:
     """The keys and values that this process writes; puts into `local` what the rest is like."""
     checksums: dict[str, int] = {}
@@ -142,7 +142,7 @@ def _checksum(values: np.ndarray, before: int) -> int:
     return crc32c.crc32c(zarr3.as_bytes(np.ascontiguousarray(values)), before)
 
 
-def check_equal(parts: Sequence[Part], title: str) -> None:
+def check_equal(parts: Sequence[TreeManifest], title: str) -> None:
     """Checks that all processes save the same tree.
 
     Raises:
@@ -170,7 +170,7 @@ _TAIL = (
 )
 
 
-def _rows(names: Sequence[str], i: int, first: Part, part: Part) -> Iterator[str]:
+def _rows(names: Sequence[str], i: int, first: TreeManifest, part: TreeManifest) -> Iterator[str]:
     """The leaves that differ, on aligned lines."""
     width = max(map(len, names))
     for name in names:
@@ -201,19 +201,19 @@ class TreeWriter:
     is_marked: bool
     context: ts.Context
 
-    def write_alone(self, pieces: Iterable[Piece]) -> dict[str, SavedFile]:
+    def write_alone(self, pieces: Iterable[HostShard]) -> dict[str, SavedFile]:
         """Writes all arrays; returns the files that they are in."""
         store = ocdbt.create_store(self.item, self.context, fsync=self.options.fsync)
         self._write_all(store, self._values(pieces))
         return files_of(self.item)
 
-    def write_part(self, pieces: Iterable[Piece], process: int) -> Part:
+    def write_part(self, pieces: Iterable[HostShard], process: int) -> TreeManifest:
         """Writes what is `process`'s own of the arrays."""
         fsync, name = self.options.fsync, self._child(process)
         local: dict[str, str] = {}
         values = own(pieces, local, is_process_0=process == 0)
         if (first := next(values, None)) is None:
-            return Part(digest(self.tree.plan), local, {}, is_written=False)
+            return TreeManifest(digest(self.tree.plan), local, {}, is_written=False)
         child = store_store.make_child(self.item, name)
         numbered = not isinstance(child, Path)
         store = ocdbt.create_store(child, self.context, fsync=fsync, numbered=numbered)
@@ -221,9 +221,9 @@ class TreeWriter:
         if fsync and isinstance(child, Path):
             store_local.fsync_directories(child)
         files = {f"{name}/{file}": found.size for file, found in files_of(child).items()}
-        return Part(digest(self.tree.plan), local, files, is_written=True)
+        return TreeManifest(digest(self.tree.plan), local, files, is_written=True)
 
-    def merge(self, found: Sequence[Part], title: str) -> dict[str, SavedFile]:
+    def merge(self, found: Sequence[TreeManifest], title: str) -> dict[str, SavedFile]:
         """Merges what all processes wrote; returns the files that it is in.
 
         Raises:
@@ -255,7 +255,7 @@ class TreeWriter:
             self.item / layout.TREE_METADATA, sealed_json.seal(data), fsync=fsync
         )
 
-    def _values(self, pieces: Iterable[Piece]) -> Iterator[tuple[str, bytes]]:
+    def _values(self, pieces: Iterable[HostShard]) -> Iterator[tuple[str, bytes]]:
         """All keys and values of the key-value store; the small ones are known last."""
         for piece in pieces:
             yield from piece.encode()
@@ -302,7 +302,7 @@ def files_of(item: Location) -> dict[str, SavedFile]:
 
 
 @dataclasses.dataclass(frozen=True)
-class Job:
+class PreparedSave:
     """One checkpoint to write: what, where, and what is known of it."""
 
     state: WrittenTree
@@ -310,7 +310,7 @@ class Job:
     described: CheckpointMetadata
     overwrite: bool
     options: Options
-    items: tuple[Item, ...] = ()
+    items: tuple[WrittenItem, ...] = ()
     past: tuple[PastSave, ...] = ()
 
     @property
@@ -332,7 +332,7 @@ class Job:
     @property
     def total_bytes(self) -> int | None:
         """The same, where it is known from the start."""
-        return self.held_bytes if isinstance(self.state, Tree) else None
+        return self.held_bytes if isinstance(self.state, WholeTree) else None
 
     @property
     def is_marked(self) -> bool:
@@ -364,7 +364,7 @@ class _Written(NamedTuple):
     items: Mapping[str, Mapping[str, SavedFile]]
 
 
-def write(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
+def write(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
     """Writes `pieces`, this process's part of the arrays, and returns when all is committed.
 
     Raises:
@@ -383,11 +383,11 @@ def write(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
             _follow(job, counted, collective)
 
 
-def _follow(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
+def _follow(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
     """What every process but 0 does."""
     directory, index = job.final.parent / collective.wait_for("begun"), collective.group.index
     try:
-        share = _write_share(job, pieces, directory, job.writers(directory), index)
+        share = _write_shards(job, pieces, directory, job.writers(directory), index)
         collective.arrive(share.to_json())
     except FileNotFoundError:
         collective.raise_failure_of_process_0()  # process 0 may have cleaned up, and knows why
@@ -399,7 +399,7 @@ def _follow(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
             shutil.rmtree(directory, ignore_errors=True)
 
 
-def _lead(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
+def _lead(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
     """What process 0 does, or one that is alone."""
     attempt = job.described.attempt
     committing = store_store.committing(job.final, attempt, job.options, overwrite=job.overwrite)
@@ -417,24 +417,24 @@ def _lead(job: Job, pieces: Iterable[Piece], collective: Collective) -> None:
 
 
 def _write_alone(
-    job: Job, pieces: Iterable[Piece], directory: Path, writers: list[TreeWriter]
+    job: PreparedSave, pieces: Iterable[HostShard], directory: Path, writers: list[TreeWriter]
 ) -> _Written:
     """Writes all arrays, and what each process has for itself."""
     split = zip(writers, by_tree(pieces, len(writers)), strict=True)
     files = [writer.write_alone(mine) for writer, mine in split]
-    return _Written(files, _write_own(job, directory))
+    return _Written(files, _write_item_files(job, directory))
 
 
 def _write_together(
-    job: Job,
-    pieces: Iterable[Piece],
+    job: PreparedSave,
+    pieces: Iterable[HostShard],
     directory: Location,
     writers: list[TreeWriter],
     collective: Collective,
 ) -> _Written:
     """Writes what is process 0's, waits for the others, and merges the arrays of all."""
-    ours = _write_share(job, pieces, directory, writers, 0)
-    shares = [ours, *map(Share.from_json, collective.gather())]
+    ours = _write_shards(job, pieces, directory, writers, 0)
+    shares = [ours, *map(ProcessManifest.from_json, collective.gather())]
     check_items(shares, collective.title)
     of_trees = zip(*(share.trees for share in shares), strict=True)
     trees = [
@@ -446,23 +446,27 @@ def _write_together(
     return _Written(trees, own)
 
 
-def _write_share(
-    job: Job, pieces: Iterable[Piece], directory: Location, writers: list[TreeWriter], process: int
-) -> Share:
+def _write_shards(
+    job: PreparedSave,
+    pieces: Iterable[HostShard],
+    directory: Location,
+    writers: list[TreeWriter],
+    process: int,
+) -> ProcessManifest:
     """Writes all that is `process`'s own."""
     split = zip(writers, by_tree(pieces, len(writers)), strict=True)
     trees = [writer.write_part(mine, process) for writer, mine in split]
-    files = _write_own(job, directory)
-    return Share(trees, files, {item.name: item.digest for item in job.items})
+    files = _write_item_files(job, directory)
+    return ProcessManifest(trees, files, {item.name: item.digest for item in job.items})
 
 
-def _write_own(job: Job, directory: Location) -> dict[str, dict[str, SavedFile]]:
+def _write_item_files(job: PreparedSave, directory: Location) -> dict[str, dict[str, SavedFile]]:
     """Writes the files of each item that every process has for itself."""
     # In a bucket, what a dead process of several still writes must be known for what it is.
     is_unique = isinstance(directory, BucketPath)
     written = {}
     for item in job.items:
-        files = item.own(job.described.attempt if is_unique and item.place.count > 1 else "")
+        files = item.own(job.described.attempt if is_unique and item.rank.count > 1 else "")
         path = directory / item.name
         written[item.name] = write_files(path, files, fsync=job.options.fsync)
         if files and job.options.fsync and isinstance(path, Path):
@@ -471,7 +475,7 @@ def _write_own(job: Job, directory: Location) -> dict[str, dict[str, SavedFile]]
 
 
 def _write_metadata(
-    job: Job, directory: Location, writers: list[TreeWriter], written: _Written
+    job: PreparedSave, directory: Location, writers: list[TreeWriter], written: _Written
 ) -> None:
     """Writes all but the arrays and what processes have for themselves, which are `written`."""
     for writer, arrays in zip(writers, written.trees, strict=True):

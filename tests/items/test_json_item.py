@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 import flaxckpt
 from flaxckpt.errors import ItemError
 from flaxckpt.items import json_item
-from flaxckpt.items.item import Place
+from flaxckpt.items.item import ProcessRank
 from flaxckpt.items.kind import encode
 from tests.items.helpers import again, saved
 
@@ -47,7 +47,7 @@ def test_plain_data_come_back_exactly(value):
     found = json.loads(json_item.dumps(value))
     assert found == value
     assert typed(found) == typed(value)
-    assert encode("it", value, Place(0, 1)).kind == "json"
+    assert encode("it", value, ProcessRank(0, 1)).kind == "json"
 
 
 @pytest.mark.parametrize("value", [CONFIG, [], {}, [1, [2.5, -0.0]], "text", None, True, 3])

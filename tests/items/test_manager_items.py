@@ -263,7 +263,7 @@ def test_a_failure_in_the_background_leaves_nothing(tmp_path, monkeypatch):
 
     with manager(tmp_path) as ckpt:
         ckpt.save(1, state(1), items={"data": Counter(1)}, wait=True)
-        monkeypatch.setattr("flaxckpt.saving.writing._write_own", fail)
+        monkeypatch.setattr("flaxckpt.saving.writing._write_item_files", fail)
         ckpt.save(2, state(2), items={"data": Counter(2), "ema": state(2)})
         with pytest.raises(BackgroundSaveError, match="the disk is full"):
             ckpt.wait()

@@ -114,14 +114,14 @@ def die_after_writing(context, url, options):
     """Process 1 dies when its own files are there; process 0 gives up."""
     from flaxckpt.saving import writing
 
-    real = writing._write_own
+    real = writing._write_item_files
 
     def dying(*args):
         real(*args)
         context.die()
 
     if context.index == 1:
-        writing._write_own = dying
+        writing._write_item_files = dying
     with jobs.manager(url, options) as ckpt:
         ckpt.save(1, jobs.state(1), wait=True, items=items(context.index))
 

@@ -8,7 +8,7 @@ from numpy.random import MT19937, PCG64, SFC64, Generator, Philox, RandomState
 
 import flaxckpt
 from flaxckpt.errors import CorruptCheckpointError, ItemError
-from flaxckpt.items.item import Place
+from flaxckpt.items.item import ProcessRank
 from flaxckpt.items.kind import encode
 from tests.items.helpers import again, saved
 
@@ -80,7 +80,7 @@ def test_a_bit_generator_of_somebody_else_is_refused(tmp_path):
 
 def test_generators_of_several_processes_are_their_own():
     for value in (np.random.default_rng(1), RandomState(1)):
-        found = encode("it", value, Place(1, 4))
+        found = encode("it", value, ProcessRank(1, 4))
         assert found.encoded.own
         assert found.encoded.tree is None
 

@@ -149,7 +149,7 @@ def train_during_a_slow_save(context, url, options, slow):
     x = jax.make_array_from_callback((8, 64), rows, lambda index: np.ones((8, 64))[index])
     step = jax.jit(lambda x: x - 0.01 * jnp.mean(x), out_shardings=rows)
     x = step(x).block_until_ready()
-    write_share = writing._write_share
+    write_share = writing._write_shards
 
     def slowly(*args):
         context.mark("slow")
@@ -158,7 +158,7 @@ def train_during_a_slow_save(context, url, options, slow):
 
     with jobs.manager(url, options) as ckpt:
         if context.index == slow:
-            writing._write_share = slowly
+            writing._write_shards = slowly
         began = time.monotonic()
         ckpt.save(1, {"x": x})
         for _ in range(100):

@@ -56,7 +56,7 @@ EVERYBODY = {
     "after the decision": Point("flaxckpt.run.writer.write"),
     "before its data": Point("flaxckpt.store.ocdbt.write_all"),
     "after its data": Point("flaxckpt.store.ocdbt.write_all", after=True),
-    "after its part": Point("flaxckpt.saving.writing._write_share", after=True),
+    "after its part": Point("flaxckpt.saving.writing._write_shards", after=True),
 }
 LEADER = EVERYBODY | {
     "before the others begin": Point("flaxckpt.multihost.Collective.publish", key="^begun$"),
