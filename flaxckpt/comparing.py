@@ -12,11 +12,10 @@ import numpy as np
 
 from flaxckpt.formats import reading
 from flaxckpt.leaves.dtypes import is_floating, parse_dtype
-from flaxckpt.leaves.spec import nbytes_of
 from flaxckpt.sharding.chunks import Region, Shape, chunks_of, whole
-from flaxckpt.source.checkpoint import Checkpoint, SavedLeaf, Source, open_item
-from flaxckpt.source.chunk_reads import ArrayRead
-from flaxckpt.source.reads import read_each
+from flaxckpt.source.checkpoint import Checkpoint, Source, open_item
+from flaxckpt.source.chunk_reads import ArrayRead, read_each
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout
 from flaxckpt.text import class_of
 from flaxckpt.tree.node import Node, named_nodes
@@ -32,12 +31,12 @@ AHEAD_BYTES = 8 * BLOCK_BYTES
 class Block(NamedTuple):
     """A part of the array of a leaf, and its values."""
 
-    leaf: SavedLeaf
+    leaf: Leaf
     region: Region
     values: np.ndarray
 
 
-def wanted_blocks(leaves: Iterable[SavedLeaf]) -> list[tuple[SavedLeaf, Region]]:
+def wanted_blocks(leaves: Iterable[Leaf]) -> list[tuple[Leaf, Region]]:
     """All blocks of the arrays of `leaves`, in order."""
     return [
         (leaf, region)
@@ -47,17 +46,17 @@ def wanted_blocks(leaves: Iterable[SavedLeaf]) -> list[tuple[SavedLeaf, Region]]
     ]
 
 
-def read_blocks(source: Source, regions: Sequence[tuple[SavedLeaf, Region]]) -> Iterator[Block]:
-    """The values of blocks of `source`, in their order.
+def read_blocks(regions: Sequence[tuple[Leaf, Region]]) -> Iterator[Block]:
+    """The values of blocks, in their order.
 
     Raises:
       CorruptCheckpointError: when something is missing or damaged; the leaf is named.
     """
-    values = read_each(source, reads(regions), AHEAD_BYTES)
+    values = read_each(reads(regions), AHEAD_BYTES)
     yield from (Block(*block, found) for block, found in zip(regions, values, strict=True))
 
 
-def reads(regions: Sequence[tuple[SavedLeaf, Region]]) -> list[ArrayRead]:
+def reads(regions: Sequence[tuple[Leaf, Region]]) -> list[ArrayRead]:
     """What is to be read for blocks."""
     return [
         ArrayRead(leaf.name, leaf.array, [region])
@@ -136,7 +135,7 @@ class Branch:
 
     key: str
     node: Node | None = None
-    leaf: SavedLeaf | None = None
+    leaf: Leaf | None = None
     children: list[Branch] = dataclasses.field(default_factory=list)
     nbytes: int = 0
     count: int = 0
@@ -174,7 +173,7 @@ def _count(branch: Branch, is_wanted: Callable[[str], bool] | None) -> None:
     if branch.leaf is not None:
         is_taken = is_wanted is None or is_wanted(branch.leaf.name)
         branch.count = int(is_taken)
-        branch.nbytes = nbytes_of(branch.leaf.array) if is_taken and branch.leaf.array else 0
+        branch.nbytes = branch.leaf.nbytes if is_taken and branch.leaf else 0
         return
     for child in branch.children:
         _count(child, is_wanted)
@@ -184,7 +183,7 @@ def _count(branch: Branch, is_wanted: Callable[[str], bool] | None) -> None:
     branch.nbytes = sum(child.nbytes for child in branch.children)
 
 
-def leaves_of(branch: Branch) -> Iterator[SavedLeaf]:
+def leaves_of(branch: Branch) -> Iterator[Leaf]:
     """The leaves below a branch, in order."""
     if branch.leaf is not None:
         yield branch.leaf
@@ -209,7 +208,7 @@ class Entry(NamedTuple):
     """What one side has at a name: what it is, and the leaf if it is one."""
 
     what: str
-    leaf: SavedLeaf | None = None
+    leaf: Leaf | None = None
 
 
 class Tree(NamedTuple):
@@ -293,7 +292,7 @@ def _entries(source: Source) -> dict[str, Entry]:
 def changes(a: Tree, b: Tree) -> Iterator[Change]:
     """The leaves of one type on both sides, each with how its values differ."""
     arrays: dict[str, Change] = {}
-    pairs: list[tuple[SavedLeaf, SavedLeaf]] = []
+    pairs: list[tuple[Leaf, Leaf]] = []
     for name, entry in a.entries.items():
         other = b.entries.get(name)
         if other is None or other.what != entry.what or not (entry.leaf and other.leaf):
@@ -309,12 +308,12 @@ def changes(a: Tree, b: Tree) -> Iterator[Change]:
     yield from arrays.values()
 
 
-def _is_array_of_same_shape(a: SavedLeaf, b: SavedLeaf) -> bool:
+def _is_array_of_same_shape(a: Leaf, b: Leaf) -> bool:
     """Whether two leaves are arrays that can be compared element by element."""
     return a.array is not None and b.array is not None and a.array.shape == b.array.shape
 
 
-def _of_values(change: Change, a: SavedLeaf, b: SavedLeaf) -> Change:
+def _of_values(change: Change, a: Leaf, b: Leaf) -> Change:
     """Compares what is no array."""
     is_same = a.array is None and b.array is None and a.value == b.value
     change.changed = int(not is_same)
@@ -324,7 +323,7 @@ def _of_values(change: Change, a: SavedLeaf, b: SavedLeaf) -> Change:
 def _compare(
     a: Source,
     b: Source,
-    pairs: list[tuple[SavedLeaf, SavedLeaf]],
+    pairs: list[tuple[Leaf, Leaf]],
     found: Mapping[str, Change],
 ) -> None:
     """Reads the arrays of both sides, block by block, and adds what differs to `found`."""
@@ -332,7 +331,7 @@ def _compare(
     wanted = wanted_blocks(ours for ours, _ in pairs)
     theirs = [(others[leaf.name], region) for leaf, region in wanted]
     with a.unchanged(), b.unchanged():
-        both = zip(read_blocks(a, wanted), read_blocks(b, theirs), strict=True)
+        both = zip(read_blocks(wanted), read_blocks(theirs), strict=True)
         for first, second in both:
             found[first.leaf.name].add(first.values, second.values)
 

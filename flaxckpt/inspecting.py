@@ -12,20 +12,19 @@ import crc32c
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.dtypes import storage_of
-from flaxckpt.leaves.spec import LeafRecord, nbytes_of, total_nbytes
+from flaxckpt.leaves.spec import LeafRecord
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.sharding.chunks import chunks_of, whole
 from flaxckpt.source.checkpoint import (
     Checkpoint,
-    SavedLeaf,
     Source,
     open_checkpoint,
     open_item,
     unchanged,
 )
 from flaxckpt.source.chunk_reads import ArrayRead, check_arrays
-from flaxckpt.source.leaf import Leaf, saved_leaf
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout, ocdbt, store, zarr3
 from flaxckpt.store.ocdbt import Place, check_versions, read_index
 from flaxckpt.store.store import Location, PathLike
@@ -84,7 +83,7 @@ def inspect(path: PathLike, *, options: Options = Options()) -> Any:
     return build(source.nodes, [_info(leaf) for leaf in source.leaves])
 
 
-def _info(leaf: SavedLeaf) -> LeafInfo:
+def _info(leaf: Leaf) -> LeafInfo:
     """A leaf as people want to see it."""
     spec, array = leaf.spec, leaf.array
     if array is None:
@@ -100,7 +99,7 @@ def _info(leaf: SavedLeaf) -> LeafInfo:
         spec.kind,
         array.dtype,
         array.shape,
-        nbytes_of(array),
+        leaf.nbytes,
         tuple(array.chunks),
         spec.weak_type,
         spec.impl,
@@ -119,15 +118,15 @@ class LazyCheckpoint(Mapping[str, Leaf]):
       metadata: what it was saved with as `metadata=`.
     """
 
-    def __init__(self, source: Source, options: Options):
+    def __init__(self, source: Source):
         """The leaves of `source`."""
-        self._source, self._options = source, options
+        self._source = source
         self._leaves = {leaf.name: leaf for leaf in source.leaves}
         self.metadata = dict(source.metadata)
 
     def __getitem__(self, name: str) -> Leaf:
         """The leaf at the key path `name`."""
-        return saved_leaf(self._source, self._leaves[name], name, self._options)
+        return self._leaves[name]
 
     def __iter__(self) -> Iterator[str]:
         """The key paths."""
@@ -160,7 +159,7 @@ def lazy(path: PathLike, *, options: Options = Options()) -> LazyCheckpoint:
       >>> kernel.shape, kernel.nbytes, kernel.read(np.s_[0])
       ((3, 3), 72, array([1., 0., 0.]))
     """
-    return LazyCheckpoint(open_source(path, options), options)
+    return LazyCheckpoint(open_source(path, options))
 
 
 # Reading every byte of a checkpoint and checking every checksum, without a device.
@@ -225,7 +224,7 @@ def verify(
     if strict and problems:
         raise CorruptCheckpointError("\n".join(problems))
     records = [record for tree in trees for record in tree.tree.records]
-    nbytes = total_nbytes(records)
+    nbytes = sum(record.nbytes for record in records)
     return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
 
 
@@ -334,11 +333,11 @@ def _chunk_keys(record: LeafRecord) -> set[str]:
 def _check_chunks(checkpoint: Checkpoint, ahead: int, progress: Callable[[int], None]) -> list[str]:
     """What is wrong with the chunks of each leaf."""
     reads = [
-        ArrayRead(record.name, record.array, [whole(record.array.shape)])
-        for record in checkpoint.tree.records
-        if record.array is not None
+        ArrayRead(leaf.name, leaf.array, [whole(leaf.array.shape)])
+        for leaf in checkpoint.leaves
+        if leaf.array is not None
     ]
     try:
-        return check_arrays(checkpoint, reads, ahead, progress)
+        return check_arrays(reads, ahead, progress)
     except CorruptCheckpointError as error:
         return [str(error)]

@@ -14,9 +14,10 @@ import numpy as np
 
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
-from flaxckpt.leaves.spec import ARRAY_KINDS, LazyArray, LeafSpec
+from flaxckpt.leaves.lazy_array import LazyArray, layer, recast, resized, stacked
+from flaxckpt.leaves.spec import ARRAY_KINDS, LeafSpec
 from flaxckpt.sharding.chunks import Shape
-from flaxckpt.source.leaf import Content, Leaf, as_leaf, content_of, layer, recast, resized, stacked
+from flaxckpt.source.leaf import Leaf, as_leaf
 
 # What all transforms have in common.
 #
@@ -196,16 +197,15 @@ class Apply:
     def _made(self, path: str, inputs: Sequence[Leaf]) -> Leaf:
         """The leaf at `path`; it is computed when it turns out to be needed."""
 
-        def compute() -> Content:
+        def compute() -> Leaf:
             assert self.fn is not None
-            value = self.fn(path, *(leaf.read() for leaf in inputs))
-            content = content_of(value, path)
+            made = as_leaf(self.fn(path, *(leaf.read() for leaf in inputs)), path)
             kind = inputs[0].spec.kind
-            if {kind, content.spec.kind} <= {"jax", "numpy"}:
-                content = content._replace(spec=content.spec._replace(kind=kind))
-            return content
+            if {kind, made.spec.kind} <= {"jax", "numpy"}:
+                return Leaf(path, made.spec._replace(kind=kind), made.array)
+            return made
 
-        return Leaf(path, compute)
+        return Leaf.computed(path, compute)
 
     def _unequal(self, groups: Mapping[str, Sequence[str]]) -> RuleError:
         """The error of inputs that do not come in groups of the right size."""
@@ -323,10 +323,10 @@ class Stack:
                 f"{self} finds the layers {sorted(layers)} for {name}: some are missing. Let its "
                 "pattern match all of them, counted from 0."
             )
-        return Leaf(name, lambda: self._content(name, ordered))
+        return Leaf.computed(name, lambda: self._whole(name, ordered))
 
-    def _content(self, name: str, ordered: Sequence[Leaf]) -> Content:
-        """What the leaf `name` is.
+    def _whole(self, name: str, ordered: Sequence[Leaf]) -> Leaf:
+        """The leaf `name`, of which `ordered` are the layers.
 
         Raises:
           RuleError: when the layers are not of one type.
@@ -341,7 +341,7 @@ class Stack:
         spec, arrays = ordered[0].spec, [array_of(self, leaf) for leaf in ordered]
         axis = _checked_axis(self, self.axis, len(spec.shape) + 1)
         whole = stacked(arrays, axis)
-        return Content(_with_shape(spec, whole), whole)
+        return Leaf(name, _with_shape(spec, whole), whole)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -392,7 +392,7 @@ class Unstack:
         axis = _checked_axis(self, self.axis, len(leaf.spec.shape))
         for index in range(array.shape[axis]):
             part = layer(array, axis, index)
-            yield Leaf(leaf.name, Content(_with_shape(leaf.spec, part), part))
+            yield Leaf(leaf.name, _with_shape(leaf.spec, part), part)
 
 
 def _with_shape(spec: LeafSpec, array: LazyArray) -> LeafSpec:
@@ -503,7 +503,7 @@ class Resize:
                     "that it can hold."
                 )
             spec = leaf.spec._replace(shape=shape, weak_type=False)
-            return Leaf(leaf.name, Content(spec, resized(array, shape, pad)), origin=leaf.origin)
+            return Leaf(leaf.name, spec, resized(array, shape, pad), origin=leaf.origin)
         raise RuleError(
             f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
         )
@@ -548,7 +548,7 @@ class Fallback:
     def _leaf(self, name: str, in_target: Any) -> Leaf:
         """The leaf `name`."""
         if isinstance(self.value, str) and self.value == "target":
-            return Leaf(name, lambda: content_of(in_target, name), is_initial=True)
+            return Leaf.computed(name, lambda: as_leaf(in_target, name), is_initial=True)
         value = self.value
         shape, dtype = getattr(in_target, "shape", ()), getattr(in_target, "dtype", None)
         if isinstance(value, bool | int | float | complex) and isinstance(dtype, np.dtype):
@@ -603,7 +603,7 @@ class Cast:
     def _cast(self, leaf: Leaf, dtype: str) -> Leaf:
         """One leaf in the new dtype."""
 
-        def content() -> Content:
+        def made() -> Leaf:
             array = array_of(self, leaf)
             if parse_dtype(array.dtype).kind not in _NUMERIC:
                 raise RuleError(
@@ -611,6 +611,6 @@ class Cast:
                     "match arrays of numbers only."
                 )
             kind = leaf.spec.kind if leaf.spec.kind in ARRAY_KINDS else "numpy_scalar"
-            return Content(LeafSpec(kind, dtype, array.shape), recast(array, dtype))
+            return Leaf(leaf.name, LeafSpec(kind, dtype, array.shape), recast(array, dtype))
 
-        return Leaf(leaf.name, content, origin=leaf.origin)
+        return Leaf.computed(leaf.name, made, origin=leaf.origin)

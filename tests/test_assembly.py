@@ -25,9 +25,9 @@ def assembled(monkeypatch):
     """The names of the leaves that were assembled."""
     names, real = [], restoring_values.assemble
 
-    def noting(checkpoint, leaf, limit):
+    def noting(leaf, limit):
         names.append(leaf.record.name)
-        return real(checkpoint, leaf, limit)
+        return real(leaf, limit)
 
     monkeypatch.setattr("flaxckpt.restoring.values.assemble", noting)
     return names

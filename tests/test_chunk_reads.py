@@ -12,10 +12,17 @@ from hypothesis import strategies as st
 from flaxckpt.leaves.dtypes import from_stored, parse_dtype, storage_of, to_stored
 from flaxckpt.leaves.spec import StoredArray
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
-from flaxckpt.source.chunk_reads import ArrayRead, plan
+from flaxckpt.source.chunk_reads import ArrayRead, ChunkedArray, plan
 from flaxckpt.store import zarr3
 
 DTYPES = ["int16", "bfloat16", "bool", "uint4", ">i4", "<U3", "<M8[s]"]
+
+
+def read_of(dtype, shape, chunks, regions):
+    """A read of an array that is stored in such chunks."""
+    return ArrayRead(
+        "leaf", ChunkedArray("leaf", StoredArray("a", dtype, shape, chunks), None), regions
+    )
 
 
 def elements(shape, name):
@@ -54,7 +61,7 @@ def reads(draw):
         size = tuple(draw(st.integers(1, n - s)) for n, s in zip(shape, start, strict=True))
         regions.append(Region(start, size))
     regions = list(dict.fromkeys(regions))
-    return elements(shape, name), ArrayRead("leaf", StoredArray("a", name, shape, chunk), regions)
+    return elements(shape, name), read_of(name, shape, chunk, regions)
 
 
 def check(array, read, parts):
@@ -73,7 +80,7 @@ def test_distributing_every_chunk_gives_exactly_the_regions(case):
     values, planned = encoded(array, read.array), plan(read, keep=True)
     for chunk in planned.chunks:
         chunk.distribute(zarr3.decode_chunk(values[chunk.key], chunk.shape, chunk.storage))
-    check(array, read, planned.parts())
+    check(array, read, planned.values())
 
 
 @settings(max_examples=300)
@@ -89,7 +96,7 @@ def test_a_chunk_with_memory_fills_it_with_its_first_bytes(case):
         body = zarr3.as_bytes(memory)
         assert len(body) <= len(values[chunk.key]) - zarr3.CHECKSUM_BYTES
         body[:] = values[chunk.key][: len(body)]
-    check(array, read, planned.parts())
+    check(array, read, planned.values())
 
 
 @given(reads())
@@ -117,7 +124,7 @@ def test_what_is_only_checked_has_no_memory(case):
     for chunk in planned.chunks:
         assert chunk.memory() is None
         chunk.distribute(zarr3.decode_chunk(values[chunk.key], chunk.shape, chunk.storage))
-    assert planned.parts() == {}
+    assert planned.values() == {}
 
 
 @pytest.mark.parametrize(
@@ -136,29 +143,29 @@ def test_what_is_only_checked_has_no_memory(case):
     ],
 )
 def test_chunks_in_one_piece_go_straight_to_their_memory(shape, chunk, region, direct):
-    read = ArrayRead("leaf", StoredArray("a", "int8", shape, chunk), [region])
+    read = read_of("int8", shape, chunk, [region])
     assert {one.memory() is not None for one in plan(read, keep=True).chunks} == {direct}
 
 
 def test_a_chunk_that_two_regions_need_has_no_memory():
     regions = [Region((0,), (4,)), Region((2,), (2,))]
-    read = ArrayRead("leaf", StoredArray("a", "int8", (4,), (4,)), regions)
+    read = read_of("int8", (4,), (4,), regions)
     (chunk,) = plan(read, keep=True).chunks
     assert chunk.memory() is None
 
 
 def test_an_array_without_elements_has_no_chunks():
-    read = ArrayRead("leaf", StoredArray("a", "int8", (0, 3), (1, 3)), [whole((0, 3))])
+    read = read_of("int8", (0, 3), (1, 3), [whole((0, 3))])
     planned = plan(read, keep=True)
     assert (list(planned.chunks), planned.nbytes) == ([], 0)
-    assert planned.parts()[whole((0, 3))].shape == (0, 3)
+    assert planned.values()[whole((0, 3))].shape == (0, 3)
 
 
 def test_the_elements_given_are_copied():
     array = np.arange(4, dtype=np.int8)
-    read = ArrayRead("leaf", StoredArray("a", "int8", (4,), (4,)), [whole((4,))])
+    read = read_of("int8", (4,), (4,), [whole((4,))])
     planned = plan(read, keep=True)
     planned.chunks[0].distribute(array)
     array[:] = 9
-    (values,) = planned.parts().values()
+    (values,) = planned.values().values()
     assert from_stored(values, "int8").tolist() == [0, 1, 2, 3]

@@ -551,7 +551,7 @@ CASES = {
             ),
             (
                 "2 of 3 leaves cannot be written to safetensors:\n"
-                "  a: str is no array of numbers\n"
+                "  a: str is not an array of numbers\n"
                 "  b: the format has no dtype int4\n"
                 "Pass rename=, a function that returns None for the names of these, to leave them "
                 "out."

@@ -238,8 +238,8 @@ def test_all_leaves_that_do_not_fit_are_listed(tmp_path):
     text = str(caught.value)
     assert text.startswith("9 of 10 leaves cannot be written")
     for line in (
-        "key: key<threefry2x32>[] is no array of numbers\n",
-        "text: str is no array of numbers\n",
+        "key: key<threefry2x32>[] is not an array of numbers\n",
+        "text: str is not an array of numbers\n",
         "c128: the format has no dtype complex128\n",
         "abstract: it is abstract",
     ):
@@ -291,9 +291,9 @@ def test_no_chunk_is_read_twice(tmp_path):
     seen = []
     real = export_values.read_each
 
-    def spying(source, reads, ahead):
+    def spying(reads, ahead):
         seen.extend(read.regions[0] for read in reads)
-        return real(source, reads, ahead)
+        return real(reads, ahead)
 
     with mock.patch.object(export_values, "read_each", spying):
         export(tmp_path / "saved", tmp_path / "a.safetensors", options=tight)

@@ -143,10 +143,10 @@ def test_each_chunk_is_read_once(saved, keys_read):
 def test_only_the_chunks_of_a_region_are_read(saved, keys_read):
     """What a process reads whose devices hold the upper half of an array."""
     checkpoint = open_checkpoint(saved)
-    record = next(r for r in checkpoint.tree.records if r.name == "both")
+    leaf = next(leaf for leaf in checkpoint.leaves if leaf.name == "both")
     upper = Region((0, 0), (16, 32))
     ((parts,),) = chunk_reads.read_arrays(
-        checkpoint, [chunk_reads.ArrayRead("both", record.array, [upper])], 1 << 20
+        [chunk_reads.ArrayRead("both", leaf.array, [upper])], 1 << 20
     )
     assert (parts[upper] == np.arange(512).reshape(16, 32)).all()
     assert sorted(keys_read) == ["both/c/0/0", "both/c/0/1", "both/c/1/0", "both/c/1/1"]

@@ -15,6 +15,7 @@ from flaxckpt.source.chunk_reads import (
     GAP_BYTES,
     SPAN_BYTES,
     ArrayRead,
+    ChunkedArray,
     finish_span,
     plan,
     read_span,
@@ -43,7 +44,8 @@ class Disk:
         self.index[f"{name}/c/0"] = value if inline else place
         if not inline:
             self.text += value
-        read = ArrayRead(name, StoredArray(name, "uint8", (size,), (size,)), [whole((size,))])
+        stored = StoredArray(name, "uint8", (size,), (size,))
+        read = ArrayRead(name, ChunkedArray(name, stored, None), [whole((size,))])
         self.plans[name], self.arrays[name] = plan(read, keep=True), array
 
     def spans(self):
@@ -65,7 +67,7 @@ class Disk:
                 problems[name] = str(problem.error)
         for name, planned in self.plans.items():
             if name not in problems:
-                (values,) = planned.parts().values()
+                (values,) = planned.values().values()
                 assert (values == self.arrays[name]).all()
         return problems
 
@@ -213,7 +215,8 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
     array = np.arange(rows * 3 // 2 * 4, dtype=np.int32).view(np.uint8)[: rows * 6].reshape(-1, 4)
     chunk = (rows, 4)  # the second one is half of padding
     stored = StoredArray("a", "uint8", array.shape, chunk)
-    planned = plan(ArrayRead("a", stored, [whole(array.shape)]), keep=True)
+    read = ArrayRead("a", ChunkedArray("a", stored, None), [whole(array.shape)])
+    planned = plan(read, keep=True)
     values = [
         zarr3.encode_chunk(p, chunk, storage_of("uint8")) for p in (array[:rows], array[rows:])
     ]
@@ -228,7 +231,7 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
         assert all(span[0].is_direct and span[0].chunk.memory() is not None for span in found)
         problems = [p for s in found for p in finish_span(disk.path, read_span(disk.path, s))]
         assert [p.located.chunk.key for p in problems] == ["a/c/1/0"] * wrong
-        (restored,) = planned.parts().values()
+        (restored,) = planned.values().values()
         assert (restored == array).all()
 
 

@@ -17,7 +17,8 @@ from flaxckpt.leaves import kinds
 from flaxckpt.options import Options
 from flaxckpt.saving.save import PartialSave
 from flaxckpt.sharding.chunks import whole
-from flaxckpt.source.checkpoint import Checkpoint, SavedLeaf, Source
+from flaxckpt.source.checkpoint import Checkpoint, Source
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.store.store import Location
 from flaxckpt.tree.keypaths import parse_name
 from flaxckpt.tree.node import Node, named_nodes
@@ -92,7 +93,7 @@ def _values(source: Source) -> Iterator[tuple[str, Any]]:
         if node is not None and not node.keys:
             yield name, _empty(node)
     arrays = [(leaf, whole(leaf.array.shape)) for leaf in source.leaves if leaf.array is not None]
-    for block in comparing.read_blocks(source, arrays):
+    for block in comparing.read_blocks(arrays):
         yield block.leaf.name, _decoded(block.leaf, block.values)
     for leaf in source.leaves:
         if leaf.array is None:
@@ -104,7 +105,7 @@ def _empty(node: Node) -> Any:
     return build([node], [])
 
 
-def _decoded(leaf: SavedLeaf, values: np.ndarray) -> Any:
+def _decoded(leaf: Leaf, values: np.ndarray) -> Any:
     """The value of a leaf that has an array; jax arrays stay on the host."""
     if leaf.spec.kind in ("jax", "numpy"):
         return values
@@ -126,12 +127,11 @@ def run(args: argparse.Namespace, out: Output) -> int:
     """Writes what is at A to B."""
     from flaxckpt.comparing import format_of
     from flaxckpt.formats.opening import open_source
-    from flaxckpt.leaves.spec import total_nbytes
     from flaxckpt.store.store import locate
 
     options, clock = options_of(args), Clock()
     source, final = open_source(args.a, options), locate(args.b, options)
-    nbytes = total_nbytes(source.leaves)
+    nbytes = sum(leaf.nbytes for leaf in source.leaves)
     with out.progress(str(source.path), nbytes) as advance:
         count = convert_checkpoint(source, final, options, advance, overwrite=args.overwrite)
     out.document(

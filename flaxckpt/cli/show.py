@@ -15,8 +15,8 @@ from flaxckpt import comparing, text
 from flaxckpt.cli.command import FINE, CliError, Column, Output, options_of, positive
 from flaxckpt.comparing import Branch, Item, branch_of, format_of, items_of, leaves_of, sort
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import nbytes_of
-from flaxckpt.source.checkpoint import Checkpoint, SavedLeaf, Source
+from flaxckpt.source.checkpoint import Checkpoint, Source
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.store.store import Location
 from flaxckpt.tree.keypaths import selector
 
@@ -89,7 +89,7 @@ class Stats:
         }
 
 
-def stats_of(source: Source, leaves: Sequence[SavedLeaf]) -> dict[str, Stats]:
+def stats_of(source: Source, leaves: Sequence[Leaf]) -> dict[str, Stats]:
     """What the values of `leaves` are like, by name; of those that are numbers.
 
     Raises:
@@ -97,15 +97,13 @@ def stats_of(source: Source, leaves: Sequence[SavedLeaf]) -> dict[str, Stats]:
     """
     found: dict[str, Stats] = {}
     with source.unchanged():
-        for block in comparing.read_blocks(
-            source, comparing.wanted_blocks(filter(_is_number, leaves))
-        ):
+        for block in comparing.read_blocks(comparing.wanted_blocks(filter(_is_number, leaves))):
             values = block.values
             found.setdefault(block.leaf.name, Stats()).add(_widened(values))
     return found
 
 
-def _is_number(leaf: SavedLeaf) -> bool:
+def _is_number(leaf: Leaf) -> bool:
     """Whether a leaf is numbers; the words of a random key are none."""
     is_key = leaf.spec.kind == "prng_key"
     return (
@@ -147,7 +145,7 @@ class Part:
         return self.files + (self.root.nbytes if self.root else 0)
 
     @property
-    def leaves(self) -> list[SavedLeaf]:
+    def leaves(self) -> list[Leaf]:
         """Its leaves."""
         found = [] if self.root is None else list(leaves_of(self.root))
         return found if self.root is not None and self.root.count else []
@@ -224,10 +222,10 @@ def _part(item: Item) -> Part:
     return Part(item.name, item.kind, item.nbytes, item.tree, root)
 
 
-def _contents_document(leaf: SavedLeaf, item: str | None, whole: int) -> dict[str, Any]:
+def _contents_document(leaf: Leaf, item: str | None, whole: int) -> dict[str, Any]:
     """A leaf for programs."""
     spec, array = leaf.spec, leaf.array
-    nbytes = 0 if array is None else nbytes_of(array)
+    nbytes = leaf.nbytes
     return {
         "name": leaf.name,
         "item": item,

@@ -14,9 +14,8 @@ from flaxckpt.comparing import format_of
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.inspecting import verify
-from flaxckpt.leaves.spec import total_nbytes
 from flaxckpt.options import Options
-from flaxckpt.source.reads import read_each
+from flaxckpt.source.chunk_reads import read_each
 from flaxckpt.store.store import Location
 
 # Verifying one checkpoint, of any format.
@@ -82,7 +81,7 @@ def check_foreign(path: Location, options: Options, advance: Advance) -> Verdict
     nbytes = 0
     reads = comparing.reads(comparing.wanted_blocks(source.leaves))
     with source.unchanged():
-        for values in read_each(source, reads, comparing.AHEAD_BYTES, held):
+        for values in read_each(reads, comparing.AHEAD_BYTES, held):
             nbytes += values.nbytes
             advance(values.nbytes)
     problems = tuple(dict.fromkeys(map(str, held)))
@@ -96,7 +95,7 @@ def size_of(path: Location, options: Options) -> int | None:
         leaves = open_source(path, options).leaves
     except (CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError):
         return None
-    return total_nbytes(leaves)
+    return sum(leaf.nbytes for leaf in leaves)
 
 
 # `flaxckpt verify PATH...`: reads every byte and checks every checksum.

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import errno
 import io
 import math
@@ -22,8 +21,9 @@ from flaxckpt.formats import reading
 from flaxckpt.formats.reading import damaged
 from flaxckpt.formats.zarr import METADATA, array_names, nested, read_arrays
 from flaxckpt.leaves.dtypes import dtype_name
-from flaxckpt.leaves.spec import LazyLeaf, LeafSpec
+from flaxckpt.leaves.lazy_array import DerivedArray
 from flaxckpt.sharding.chunks import Region, Shape
+from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.store import Location
 
 # The arrays of an `.npz` file, each read when it is needed.
@@ -37,39 +37,7 @@ _VOID_BFLOAT16 = np.dtype("V2")
 _DAMAGE = (zipfile.BadZipFile, zlib.error, ValueError, EOFError, NotImplementedError, RuntimeError)
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class NpzArray:
-    """One array of an `.npz` file; a `LazyArray`."""
-
-    file: Location
-    archive: zipfile.ZipFile
-    member: str
-    dtype: str
-    shape: Shape
-
-    @property
-    def chunks(self) -> Shape:
-        """All of it: it may be compressed."""
-        return self.shape
-
-    @property
-    def sharding(self) -> Any:
-        """Nobody knows."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """Views of it.
-
-        Raises:
-          CorruptCheckpointError: when it is damaged.
-        """
-        with _explained(self.file), self.archive.open(self.member) as stream:
-            values = np.lib.format.read_array(stream, allow_pickle=False)
-        values = _with_bfloat16(values)
-        return [values[region.slices] for region in regions]
-
-
-def open_npz(file: Location) -> dict[str, NpzArray]:
+def open_npz(file: Location) -> dict[str, Leaf]:
     """The arrays of `file`, by name, of which only the headers were read.
 
     Raises:
@@ -80,8 +48,8 @@ def open_npz(file: Location) -> dict[str, NpzArray]:
     with _explained(file):
         archive = zipfile.ZipFile(source)
         members = [info for info in archive.infolist() if info.filename.endswith(_NPY)]
-        arrays = [_open(file, archive, info) for info in members]
-    return {array.member.removesuffix(_NPY): array for array in arrays}
+        arrays = {info.filename: _open(file, archive, info) for info in members}
+    return {name.removesuffix(_NPY): array_leaf(array) for name, array in arrays.items()}
 
 
 @contextlib.contextmanager
@@ -97,7 +65,7 @@ def _explained(file: Location) -> Iterator[None]:
         raise damaged(file, "an offset in it is negative") from None
 
 
-def _open(file: Location, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> NpzArray:
+def _open(file: Location, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> DerivedArray:
     """The array in one file of `archive`."""
     with archive.open(info) as stream:
         shape, dtype = _header(stream)
@@ -107,7 +75,13 @@ def _open(file: Location, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Np
     size = math.prod(shape) * dtype.itemsize
     if not size <= info.file_size <= info.compress_size * _MAX_RATIO:
         raise ValueError(f"{info.filename} does not have the {size} bytes of its shape")
-    return NpzArray(file, archive, info.filename, name, shape)
+
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        with _explained(file), archive.open(info.filename) as stream:
+            values = _with_bfloat16(np.lib.format.read_array(stream, allow_pickle=False))
+        return [values[region.slices] for region in regions]
+
+    return DerivedArray(name, shape, shape, read)  # it may be compressed, so it is one chunk
 
 
 def _header(stream: Any) -> tuple[Shape, np.dtype]:
@@ -194,6 +168,4 @@ def _last(path: Location) -> Location:
 
 def _read_npz(path: Location) -> Any:
     """The tree in an `.npz` file."""
-    arrays = open_npz(path)
-    leaves = {n: LazyLeaf(LeafSpec("numpy", a.dtype, a.shape), a) for n, a in arrays.items()}
-    return nested(leaves, "/", path)
+    return nested(open_npz(path), "/", path)

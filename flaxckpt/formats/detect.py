@@ -7,8 +7,6 @@ import dataclasses
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, Protocol
 
-import numpy as np
-
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.formats import (
     big_vision,
@@ -20,9 +18,8 @@ from flaxckpt.formats import (
     safetensors,
     t5x,
 )
-from flaxckpt.leaves import kinds
-from flaxckpt.leaves.spec import InMemory, LazyArray, LazyLeaf, LeafSpec
-from flaxckpt.source.checkpoint import NOTHING_KNOWN, SavedLeaf
+from flaxckpt.source.checkpoint import NOTHING_KNOWN
+from flaxckpt.source.leaf import Leaf, as_leaf
 from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node
 from flaxckpt.tree.structure import flatten
@@ -41,7 +38,7 @@ class Reader(Protocol):
         """Whether there is a checkpoint of this format at `path`, by names and a few bytes."""
 
     def read(self, path: Location) -> Any:
-        """The tree: containers over `LazyLeaf`s, numpy arrays, numbers and strings.
+        """The tree: containers over `Leaf`s, numpy arrays, numbers and strings.
 
         Raises:
           CorruptCheckpointError: when it is damaged or not what the format says.
@@ -65,16 +62,6 @@ MAX_LOOKS = 20
 
 
 @dataclasses.dataclass(frozen=True)
-class ForeignLeaf:
-    """A leaf of a checkpoint of another format; a `SavedLeaf`."""
-
-    name: str
-    spec: LeafSpec
-    array: LazyArray | None = None
-    value: Any = None
-
-
-@dataclasses.dataclass(frozen=True)
 class ForeignCheckpoint:
     """A checkpoint of another format, opened.
 
@@ -89,7 +76,7 @@ class ForeignCheckpoint:
     path: Location
     format: str
     nodes: Sequence[Node | None]
-    leaves: Sequence[SavedLeaf]
+    leaves: Sequence[Leaf]
     metadata: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @contextlib.contextmanager
@@ -111,18 +98,8 @@ def open_foreign(path: Location, error: CheckpointNotFoundError) -> ForeignCheck
         raise CheckpointNotFoundError(_nothing(path, str(error))) from None
     with _explained(path, reader.NAME):
         flat = flatten(reader.read(path))
-        leaves = [_leaf(*pair) for pair in zip(flat.names, flat.leaves, strict=True)]
+        leaves = [as_leaf(leaf, name) for name, leaf in zip(flat.names, flat.leaves, strict=True)]
     return ForeignCheckpoint(path, reader.NAME, flat.nodes, leaves)
-
-
-def _leaf(name: str, leaf: Any) -> ForeignLeaf:
-    """The leaf `name` of a reader's tree."""
-    if isinstance(leaf, LazyLeaf):
-        return ForeignLeaf(name, leaf.spec, leaf.array)
-    spec, stored = kinds.encode(leaf, name)
-    if isinstance(stored, np.ndarray):
-        return ForeignLeaf(name, spec, InMemory(stored))
-    return ForeignLeaf(name, spec, value=stored)
 
 
 @contextlib.contextmanager

@@ -17,8 +17,9 @@ from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats import reading
 from flaxckpt.formats.zarr import ZarrArray, open_all
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import LazyArray, LazyLeaf, LeafSpec
+from flaxckpt.leaves.lazy_array import LazyArray
 from flaxckpt.metadata.tree_metadata import MAX_DEPTH
+from flaxckpt.source.leaf import array_leaf
 from flaxckpt.store.store import Location
 
 # Trees as flax and Orbax write them with msgpack: flax state dicts and Orbax's aggregate files.
@@ -75,7 +76,7 @@ def with_arrays(
     places = [i for i, leaf in enumerate(leaves) if is_reference(leaf)]
     arrays = open_all([leaves[i] for i in places])
     for i, array in zip(places, arrays, strict=True):
-        leaves[i] = LazyLeaf(LeafSpec("numpy", array.dtype, array.shape), array)
+        leaves[i] = array_leaf(array)
     return jax.tree.unflatten(structure, leaves)
 
 

@@ -13,7 +13,9 @@ from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats import flax_msgpack, reading, zarr
 from flaxckpt.formats.reading import Wrong, damaged, member, parse, read_json
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import InMemory, LazyArray, LazyLeaf, LeafSpec
+from flaxckpt.leaves.lazy_array import LazyArray, in_memory
+from flaxckpt.leaves.spec import LeafSpec
+from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.store import Location
 
 # What Orbax writes down about a tree: `_METADATA`, strings, and the kinds of PRNG keys.
@@ -352,7 +354,7 @@ class _Source:
         array = self._arrays[entry.name]
         if entry.name in self._impls:
             return key_leaf(array, self._impls[entry.name], f"{self._path}/{entry.name}")
-        return array_leaf(array, entry.value_type)
+        return _leaf(array, entry.value_type)
 
     def _inline_leaf(self, entry: Entry) -> Any:
         """A value that is in the msgpack file."""
@@ -364,7 +366,7 @@ class _Source:
                 file = self._path / AGGREGATE
                 raise damaged(file, f"it has no value {entry.name!r}") from None
         if isinstance(found, np.ndarray):
-            return array_leaf(InMemory(found), entry.value_type)
+            return _leaf(in_memory(found), entry.value_type)
         return found
 
 
@@ -403,7 +405,7 @@ def _read_aggregate(path: Location, children: Sequence[str]) -> Any:
     names = [name for name in placed.names.values() if name not in strings]
     settings = {"ocdbt": DATABASE in children, "missing_as_zero": True}
     arrays = zarr.open_all(path, names, **settings)
-    found: dict[str, Any] = {a.name: array_leaf(a, "np.ndarray") for a in arrays} | strings
+    found: dict[str, Any] = {a.name: array_leaf(a) for a in arrays} | strings
     leaves = placed.values | {keys: found[name] for keys, name in placed.names.items()}
     return _replace(tree, (), leaves)
 
@@ -461,25 +463,22 @@ def _decode_aggregate(path: Location) -> Any:
 # Leaves
 
 
-def array_leaf(array: LazyArray, value_type: str) -> LazyLeaf:
+def _leaf(array: LazyArray, value_type: str) -> Leaf:
     """The leaf that `array` is, if it was a `value_type`."""
-    dtype = parse_dtype(array.dtype)
-    if value_type == "jax.Array":
-        return LazyLeaf(LeafSpec("jax", array.dtype, array.shape), array)
     if value_type == "scalar" and array.shape == ():
         # ml_dtypes' own have the kind "V"; a bfloat16 number was given back as a float.
-        return LazyLeaf(LeafSpec(_KINDS.get(dtype.kind, "float")), array)
-    return LazyLeaf(LeafSpec("numpy", array.dtype, array.shape), array)
+        return Leaf("", LeafSpec(_KINDS.get(parse_dtype(array.dtype).kind, "float")), array)
+    return array_leaf(array, "jax" if value_type == "jax.Array" else "numpy")
 
 
-def key_leaf(array: LazyArray, impl: str, where: str) -> LazyLeaf:
+def key_leaf(array: LazyArray, impl: str, where: str) -> Leaf:
     """The PRNG keys whose words are in `array`; `where` is named when they are none."""
     if array.dtype != "uint32" or not array.shape:
         raise CorruptCheckpointError(
             f"{where} is said to be a PRNG key, but is {array.dtype}{list(array.shape)}. "
             "Restore another step."
         )
-    return LazyLeaf(LeafSpec("prng_key", shape=array.shape[:-1], impl=impl), array)
+    return Leaf("", LeafSpec("prng_key", shape=array.shape[:-1], impl=impl), array)
 
 
 # Checkpoints that Orbax wrote, 0.2.7 to 0.12: a tree, or a directory of several items.
@@ -660,9 +659,10 @@ def _random_key(path: Location) -> Any:
     """
     array = _only_array(_as_dict(read_tree(path / _KEY), path / _KEY))
     typed = _flag(path / (_KEY + _KEY_METADATA), "typed")
-    if not typed or not isinstance(array, LazyLeaf) or array.spec.shape[-1:] != (2,):
+    if not typed or not isinstance(array, Leaf) or array.array is None:
         return array
-    return key_leaf(array.array, "threefry2x32", str(path))
+    is_threefry = array.shape[-1:] == (2,)
+    return key_leaf(array.array, "threefry2x32", str(path)) if is_threefry else array
 
 
 def _numpy_key(path: Location) -> Any:

@@ -17,9 +17,9 @@ import orjson
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from flaxckpt.formats import reading
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import LazyLeaf, LeafSpec
 from flaxckpt.metadata.tree_metadata import MAX_AXES, MAX_ELEMENTS
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
+from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.ocdbt import empty
 from flaxckpt.store.store import Location
 
@@ -66,7 +66,7 @@ _RANKS = {name: rank for rank, name in enumerate(DTYPES.values())}
 _PACKED = frozenset({"F4", "F6_E2M3", "F6_E3M2"})
 
 
-class Entry(NamedTuple):
+class TensorEntry(NamedTuple):
     """One tensor of a file.
 
     Attributes:
@@ -101,7 +101,7 @@ def header_length(prefix: bytes, path: str) -> int:
     return found
 
 
-def parse(header: bytes, path: str) -> list[Entry]:
+def parse(header: bytes, path: str) -> list[TensorEntry]:
     """The tensors of a file, in the order in which its header has them.
 
     Args:
@@ -127,12 +127,13 @@ def parse(header: bytes, path: str) -> list[Entry]:
 
 
 def build(
-    tensors: Sequence[Entry], metadata: Mapping[str, str] | None = None
-) -> tuple[bytes, list[Entry]]:
+    tensors: Sequence[TensorEntry], metadata: Mapping[str, str] | None = None
+) -> tuple[bytes, list[TensorEntry]]:
     """All that comes before the data, and the tensors in their order and place: as the library.
 
     Example:
-      >>> header, tensors = build([Entry("b", "int8", (3,)), Entry("a", "float32", (2,))])
+      >>> entries = [TensorEntry("b", "int8", (3,)), TensorEntry("a", "float32", (2,))]
+      >>> header, tensors = build(entries)
       >>> [(t.name, t.start, t.end) for t in tensors], len(header) % 8
       ([('a', 0, 8), ('b', 8, 11)], 0)
     """
@@ -173,7 +174,7 @@ def load_object(text: bytes, path: str) -> dict[str, Any]:
     return data
 
 
-def _entry(name: str, value: Any, path: str) -> Entry:
+def _entry(name: str, value: Any, path: str) -> TensorEntry:
     """The tensor `name` that the header describes by `value`."""
     match value:
         case {"dtype": str(code), "shape": list(shape), "data_offsets": [start, end]}:
@@ -191,7 +192,7 @@ def _entry(name: str, value: Any, path: str) -> Entry:
         raise _damaged(
             path, f"its tensor {name!r} has an impossible shape or place: {value!s:.200}"
         )
-    entry = Entry(name, DTYPES[code], tuple(shape), start)
+    entry = TensorEntry(name, DTYPES[code], tuple(shape), start)
     if entry.end != end:
         needed = entry.end - start
         raise _damaged(path, f"its tensor {name!r} has {end - start} bytes, but needs {needed}")
@@ -203,7 +204,7 @@ def _is_large(shape: Sequence[int]) -> bool:
     return len(shape) > MAX_AXES or math.prod(max(1, n) for n in shape) > MAX_ELEMENTS
 
 
-def _to_json(entry: Entry) -> Any:
+def _to_json(entry: TensorEntry) -> Any:
     """What a header says of a tensor."""
     offsets = [entry.start, entry.end]
     return {"dtype": CODES[entry.dtype], "shape": entry.shape, "data_offsets": offsets}
@@ -248,7 +249,7 @@ def read_bytes(path: Location, start: int, end: int) -> bytes:
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
-class Tensor:
+class StoredTensor:
     """A tensor of a file; a `LazyArray`.
 
     Attributes:
@@ -339,7 +340,7 @@ def detect(path: Location) -> bool:
     return _has_header(path) or _within(path) is not None
 
 
-def read(path: Location) -> dict[str, LazyLeaf]:
+def read(path: Location) -> dict[str, Leaf]:
     """The tensors by name, in the order of the header or of the index.
 
     Raises:
@@ -373,7 +374,7 @@ def _within(path: Location) -> Location | None:
     return path / indices[0] if len(indices) == 1 else None
 
 
-def _read_index(index: Location) -> dict[str, LazyLeaf]:
+def _read_index(index: Location) -> dict[str, Leaf]:
     """The tensors that an index lists."""
     where = read_weight_map(index)
     names = list(dict.fromkeys(where.values()))
@@ -408,7 +409,7 @@ def read_weight_map(index: Location) -> dict[str, str]:
     return where
 
 
-def _read_file(path: Location) -> dict[str, LazyLeaf]:
+def _read_file(path: Location) -> dict[str, Leaf]:
     """The tensors of one file."""
     length = header_length(read_bytes(path, 0, PREFIX), str(path))
     start = PREFIX + length
@@ -416,7 +417,10 @@ def _read_file(path: Location) -> dict[str, LazyLeaf]:
         raise CorruptCheckpointError(f"{path} ends within its header. Get the file again.")
     entries = parse(read_bytes(path, PREFIX, start), str(path))
     _check_end(path, start + max((entry.end for entry in entries), default=0))
-    return {entry.name: _leaf(path, start, entry) for entry in entries}
+    return {
+        e.name: array_leaf(StoredTensor(path, e.name, e.dtype, e.shape, start + e.start))
+        for e in entries
+    }
 
 
 def _check_end(path: Location, end: int) -> None:
@@ -428,9 +432,3 @@ def _check_end(path: Location, end: int) -> None:
             )
     else:  # which has no size that could be asked for
         read_bytes(path, end - 1, end)
-
-
-def _leaf(path: Location, data: int, entry: Entry) -> LazyLeaf:
-    """The tensor `entry` of a file whose data begin at `data`."""
-    array = Tensor(path, entry.name, entry.dtype, entry.shape, data + entry.start)
-    return LazyLeaf(LeafSpec("numpy", entry.dtype, entry.shape), array)

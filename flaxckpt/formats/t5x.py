@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import re
 from collections.abc import Sequence
@@ -15,8 +14,8 @@ import numpy as np
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
 from flaxckpt.formats import flax_msgpack, reading
 from flaxckpt.formats.zarr import ZarrArray, ZarrName, open_all
-from flaxckpt.leaves.spec import LazyArray
-from flaxckpt.sharding.chunks import Region, Shape
+from flaxckpt.leaves.lazy_array import DerivedArray, LazyArray
+from flaxckpt.sharding.chunks import Region
 from flaxckpt.store.store import Location
 
 NAME = "T5X"
@@ -126,35 +125,13 @@ def _typed(array: ZarrArray, spec: dict[str, Any], version: int) -> LazyArray:
             f"was saved with {shape!r}. Restore another step."
         )
     is_bfloat16 = version < 3 or str(spec.get("dtype")) == "bfloat16"
-    return BFloat16Words(array) if array.dtype == "uint16" and is_bfloat16 else array
+    return _bfloat16(array) if array.dtype == "uint16" and is_bfloat16 else array
 
 
-@dataclasses.dataclass(frozen=True, eq=False)
-class BFloat16Words:
-    """An array of bfloat16 whose bytes are stored as uint16; a `LazyArray`."""
+def _bfloat16(words: ZarrArray) -> LazyArray:
+    """An array of bfloat16 whose bytes are stored as uint16."""
 
-    words: ZarrArray
-    dtype: str = "bfloat16"
+    def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        return [part.view(ml_dtypes.bfloat16) for part in words.read(regions)]
 
-    @property
-    def shape(self) -> Shape:
-        """Its shape."""
-        return self.words.shape
-
-    @property
-    def chunks(self) -> Shape:
-        """The shape of the smallest part that can be read alone."""
-        return self.words.chunks
-
-    @property
-    def sharding(self) -> Any:
-        """Nobody knows how it was sharded."""
-        return None
-
-    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
-        """The elements of each of `regions`.
-
-        Raises:
-          CorruptCheckpointError: when a chunk is missing or damaged.
-        """
-        return [part.view(ml_dtypes.bfloat16) for part in self.words.read(regions)]
+    return DerivedArray("bfloat16", words.shape, words.chunks, read)

@@ -17,9 +17,10 @@ import tensorstore as ts
 
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
-from flaxckpt.leaves.spec import LazyLeaf, LeafSpec, nbytes_of
+from flaxckpt.leaves.lazy_array import nbytes_of
 from flaxckpt.metadata.tree_metadata import MAX_AXES, MAX_ELEMENTS
 from flaxckpt.sharding.chunks import Region, Shape
+from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.bucket import BucketPath
 from flaxckpt.store.store import Location, kvstore, reached, timeout_of
 
@@ -297,7 +298,7 @@ def array_names(path: Location) -> list[str]:
     return sorted(name for name in found if name != ".")
 
 
-def read_arrays(path: Location, names: Sequence[str]) -> dict[str, LazyLeaf]:
+def read_arrays(path: Location, names: Sequence[str]) -> dict[str, Leaf]:
     """The arrays `names` below `path`; which of them were numpy's is not known.
 
     Raises:
@@ -305,7 +306,7 @@ def read_arrays(path: Location, names: Sequence[str]) -> dict[str, LazyLeaf]:
     """
     # Chunks that are all zeros are left out by zarr's own default.
     arrays = open_all(path, names, missing_as_zero=True)
-    return {a.name: LazyLeaf(LeafSpec("numpy", a.dtype, a.shape), a) for a in arrays}
+    return {array.name: array_leaf(array) for array in arrays}
 
 
 def nested(leaves: Mapping[str, Any], separator: str, path: Location) -> dict[str, Any]:

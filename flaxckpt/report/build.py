@@ -87,7 +87,7 @@ def _sizes(run: Run, facts: Facts, options: Options) -> Plot:
             leaves = open_checkpoint(run.path(step.step), options).leaves
         except FlaxckptError:
             continue
-        return sizes(step.step, {leaf.name: leaf.array.nbytes for leaf in leaves if leaf.array})
+        return sizes(step.step, {leaf.name: leaf.nbytes for leaf in leaves if leaf.array})
     return Plot("sizes", "What takes the room", "No step of this run can be opened.")
 
 

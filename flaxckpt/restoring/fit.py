@@ -12,9 +12,8 @@ from flax import traverse_util
 
 from flaxckpt.errors import RuleError
 from flaxckpt.leaves.conversion import DtypePolicy
-from flaxckpt.options import Options
-from flaxckpt.source.checkpoint import SavedLeaf, Source
-from flaxckpt.source.leaf import Leaf, saved_leaf
+from flaxckpt.source.checkpoint import Source
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.transforms import Transform
 from flaxckpt.tree.keypaths import Only, name_of, parse_name, selector, subtree_of
 from flaxckpt.tree.node import Node, named_nodes
@@ -132,7 +131,7 @@ class Saved(NamedTuple):
       is_whole: whether the structure has these leaves and no others.
     """
 
-    leaves: Mapping[str, SavedLeaf]
+    leaves: Mapping[str, Leaf]
     nodes: Sequence[Node | None]
     is_whole: bool
 
@@ -165,7 +164,9 @@ def _subtree(source: Source, root: str) -> Saved:
     skipped = sum(node is None for node in source.nodes[:begin])
     found = source.leaves[skipped : skipped + sum(node is None for node in nodes)]
     cut = len(root) + 1 if root else 0
-    leaves = {leaf.name[cut:]: leaf for leaf in found}
+    leaves = {leaf.name[cut:]: leaf.renamed(leaf.name[cut:]) for leaf in found}
+    for name, leaf in leaves.items():
+        leaf.origin = name
     return Saved(leaves, nodes, is_whole=True)
 
 
@@ -189,11 +190,6 @@ def _nothing(source: Source, only: Only) -> RuleError:
         f"only={only!r} selects nothing of the checkpoint at {source.path}. It has "
         f"{', '.join(close or top) or 'no leaves'}. Correct the path."
     )
-
-
-def readable(source: Source, saved: Saved, options: Options) -> dict[str, Leaf]:
-    """The leaves of `saved`, each as one that can be read by itself."""
-    return {name: saved_leaf(source, leaf, name, options) for name, leaf in saved.leaves.items()}
 
 
 def nested(values: Mapping[str, Any]) -> Any:

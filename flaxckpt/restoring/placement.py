@@ -18,7 +18,7 @@ from flaxckpt.leaves import conversion
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import LeafSpec
 from flaxckpt.sharding.chunks import Region, region_of, whole
-from flaxckpt.source.chunk_reads import Parts
+from flaxckpt.source.chunk_reads import RegionValues
 
 # Making many arrays on one device: the one place that calls jax beneath its public functions.
 #
@@ -123,7 +123,7 @@ def region_by_device(where: Sharding | None, shape: tuple[int, ...]) -> dict[Any
     return {device: region_of(index or (), shape) for device, index in indices.items()}
 
 
-def to_host(parts: Parts, target: LeafSpec) -> np.ndarray:
+def to_host(parts: RegionValues, target: LeafSpec) -> np.ndarray:
     """The one part of a leaf that stays on the host, with the dtype of `target`."""
     (values,) = parts.values()
     return _convert(values, target)
@@ -132,7 +132,7 @@ def to_host(parts: Parts, target: LeafSpec) -> np.ndarray:
 class Wanted(NamedTuple):
     """A leaf that lives on devices: its array's parts and shape, its type, and its sharding."""
 
-    parts: Parts
+    parts: RegionValues
     shape: tuple[int, ...]
     spec: LeafSpec
     where: Sharding | None
@@ -265,7 +265,9 @@ def _axes(part: Any) -> Sequence[str]:
     return part if isinstance(part, tuple) else (part,)
 
 
-def spread(replica: Replica, parts: Parts, shape: tuple[int, ...], dtype: np.dtype) -> jax.Array:
+def spread(
+    replica: Replica, parts: RegionValues, shape: tuple[int, ...], dtype: np.dtype
+) -> jax.Array:
     """The array of which `parts` are what this process has read; on all processes at once.
 
     While it is made, each device has it twice.

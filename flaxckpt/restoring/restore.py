@@ -105,12 +105,12 @@ def restore_tree(
     """
     start = time.monotonic()
     if target is None:
-        plan, nodes = without_target(source, fit, options)
+        plan, nodes = without_target(source, fit)
         tree = rebuilt(plan, nodes, _read(source, plan.leaves, options))
     else:
         stateful, graphs = nnx_objects.split(target)
         flat = flatten(stateful)
-        plan = with_target(source, flat, fit, options)
+        plan = with_target(source, flat, fit)
         leaves = _leaves(source, flat, plan, options, initialise)
         tree = jax.tree.unflatten(jax.tree.structure(stateful), leaves)
         tree = nnx_objects.merge(tree, graphs)

@@ -13,12 +13,11 @@ import jax
 from flaxckpt.errors import Mismatch, ShardingError, StructureMismatchError
 from flaxckpt.leaves import conversion, kinds
 from flaxckpt.leaves.spec import LeafSpec
-from flaxckpt.options import Options
 from flaxckpt.restoring import placement
-from flaxckpt.restoring.fit import Fit, Saved, nested, readable, select
+from flaxckpt.restoring.fit import Fit, Saved, nested, select
 from flaxckpt.restoring.placement import Replica
-from flaxckpt.source.checkpoint import SavedLeaf, Source
-from flaxckpt.source.leaf import Leaf, as_record
+from flaxckpt.source.checkpoint import Source
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.transforms import transformed
 from flaxckpt.tree.keypaths import parse_name, selector, subtree_of
 from flaxckpt.tree.match import (
@@ -182,7 +181,7 @@ class Fitted(NamedTuple):
 
 
 def fit_together(
-    leaves: Mapping[str, SavedLeaf],
+    leaves: Mapping[str, Leaf],
     nodes: Nodes,
     specs: Mapping[str, LeafSpec],
     target_nodes: Nodes,
@@ -198,7 +197,7 @@ def fit_together(
       fit: what is allowed.
     """
     sides = _Sides(leaves, nodes, specs, target_nodes)
-    initial = {n for n in specs if isinstance(leaf := leaves.get(n), Leaf) and leaf.is_initial}
+    initial = {n for n in specs if (leaf := leaves.get(n)) is not None and leaf.is_initial}
     fresh, unused = sides.optimizer_leaves() if fit.opt_state == "reset" else (set(), set())
     left = {n: leaf for n, leaf in leaves.items() if n not in unused and n not in initial}
     wanted = {n: spec for n, spec in specs.items() if n not in fresh and n not in initial}
@@ -227,12 +226,12 @@ def fit_together(
 class _Sides:
     """A checkpoint and a target, as `fit_together` has them."""
 
-    leaves: Mapping[str, SavedLeaf]
+    leaves: Mapping[str, Leaf]
     nodes: Nodes
     specs: Mapping[str, LeafSpec]
     target_nodes: Nodes
 
-    def pairs(self, leaves: Mapping[str, SavedLeaf], specs: Mapping[str, LeafSpec]) -> Pairs:
+    def pairs(self, leaves: Mapping[str, Leaf], specs: Mapping[str, LeafSpec]) -> Pairs:
         """Which of `leaves` belongs to which of `specs`."""
         if leaves.keys() == specs.keys() and self.nodes == self.target_nodes:
             return Pairs({name: name for name in specs}, {})
@@ -249,7 +248,7 @@ class _Sides:
         return places(self.nodes, theirs), places(self.target_nodes, ours)
 
     def with_empties(
-        self, leaves: Mapping[str, SavedLeaf], specs: Mapping[str, LeafSpec], pairs: Pairs
+        self, leaves: Mapping[str, Leaf], specs: Mapping[str, LeafSpec], pairs: Pairs
     ) -> Sides:
         """`leaves` and `specs`, with the empty nodes in the places of those that are left over."""
         ours, theirs = self._places
@@ -272,9 +271,9 @@ class _Sides:
         )
 
 
-def _place(name: str, leaf: SavedLeaf, places: Mapping[str, Place]) -> Place:
+def _place(name: str, leaf: Leaf, places: Mapping[str, Place]) -> Place:
     """The place of a saved leaf; what a transform has made or moved is only known by its name."""
-    moved = isinstance(leaf, Leaf) and leaf.origin != name
+    moved = leaf.origin != name
     return place_of(name) if moved else places[name]
 
 
@@ -314,7 +313,7 @@ class LeafPlan(NamedTuple):
     """
 
     name: str
-    record: SavedLeaf
+    record: Leaf
     wanted: LeafSpec
     where: jax.sharding.Sharding | None = None
     lossy: bool = False
@@ -337,16 +336,14 @@ class Plan(NamedTuple):
     saved_as: Mapping[str, str] = {}
 
 
-def without_target(
-    source: Source, fit: Fit, options: Options
-) -> tuple[Plan, Sequence[Node | None] | None]:
+def without_target(source: Source, fit: Fit) -> tuple[Plan, Sequence[Node | None] | None]:
     """Every leaf as it was saved, and the structure, if it still is the saved one.
 
     Raises:
       StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
     """
     saved = select(source, fit.only)
-    leaves = _transformed(source, saved, {}, fit, options)
+    leaves = _transformed(saved, {}, fit)
     plans, mismatches = [], []
     for name, leaf in leaves.items():
         wanted = leaf.spec
@@ -356,7 +353,7 @@ def without_target(
         if held.dtype != wanted.dtype and not fit.is_lossy:
             note = "(jax_enable_x64 is off)"
             mismatches.append(Mismatch("dtype", name, str(wanted), str(held), note))
-        plans.append(LeafPlan(name, as_record(leaf), held, lossy=fit.is_lossy))
+        plans.append(LeafPlan(name, leaf, held, lossy=fit.is_lossy))
     advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
     raise_any(source, mismatches, len(plans), advice)
     return Plan(plans), saved.nodes if saved.is_whole and not fit.transforms else None
@@ -369,7 +366,7 @@ def rebuilt(plan: Plan, nodes: Sequence[Node | None] | None, values: Sequence[An
     return nested({leaf.name: v for leaf, v in zip(plan.leaves, values, strict=True)})
 
 
-def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Plan:
+def with_target(source: Source, target: Flat, fit: Fit) -> Plan:
     """Every leaf of the target, with the saved leaf that belongs to it.
 
     Raises:
@@ -378,7 +375,7 @@ def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Pla
     """
     saved = select(source, fit.only)
     there = dict(zip(target.names, target.leaves, strict=True))
-    leaves = _transformed(source, saved, there, fit, options)
+    leaves = _transformed(saved, there, fit)
     wanted = _wanted(there, leaves, fit)
     fit.check_patterns(list(leaves), list(wanted))
     specs = {name: kinds.describe(leaf, name)[0] for name, leaf in wanted.items()}
@@ -388,33 +385,20 @@ def with_target(source: Source, target: Flat, fit: Fit, options: Options) -> Pla
         total = len(leaves) + len(specs) - len(fitted.saved)
         raise_any(source, fitted.mismatches, total, advice)
     plans = [
-        LeafPlan(
-            name, as_record(leaves[found]), specs[name], _sharding(name, wanted[name]), fit.is_lossy
-        )
+        LeafPlan(name, leaves[found], specs[name], _sharding(name, wanted[name]), fit.is_lossy)
         for name, found in fitted.saved.items()
     ]
-    origins = {name: _origin(leaves[found], found) for name, found in fitted.saved.items()}
+    origins = {name: leaves[found].origin for name, found in fitted.saved.items()}
     moved = {name: origin for name, origin in origins.items() if origin not in (None, name)}
     return Plan(plans, fitted.initialised, fitted.ignored, moved)
 
 
-def _transformed(
-    source: Source, saved: Saved, target: Mapping[str, Any], fit: Fit, options: Options
-) -> Mapping[str, SavedLeaf]:
+def _transformed(saved: Saved, target: Mapping[str, Any], fit: Fit) -> Mapping[str, Leaf]:
     """The leaves of `saved`, as the transforms give them."""
-    if not fit.transforms:
-        return saved.leaves
-    return transformed(readable(source, saved, options), target, fit.transforms)
+    return transformed(dict(saved.leaves), target, fit.transforms)
 
 
-def _origin(leaf: SavedLeaf, name: str) -> str | None:
-    """What the leaf `name` is called in the checkpoint; `None` when a transform has made it."""
-    return leaf.origin if isinstance(leaf, Leaf) else name
-
-
-def _wanted(
-    target: Mapping[str, Any], saved: Mapping[str, SavedLeaf], fit: Fit
-) -> Mapping[str, Any]:
+def _wanted(target: Mapping[str, Any], saved: Mapping[str, Leaf], fit: Fit) -> Mapping[str, Any]:
     """The leaves of the target that are to be restored.
 
     With patterns these are what they select, and what the transforms made of that.

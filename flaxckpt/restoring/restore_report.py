@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 
-from flaxckpt.leaves.spec import total_nbytes
 from flaxckpt.restoring.restore_plan import LeafPlan, Plan
 from flaxckpt.sharding.specs import describe_sharding
 from flaxckpt.source.checkpoint import Source
@@ -72,7 +71,7 @@ def report_of(source: Source, plan: Plan, seconds: float) -> RestoreReport:
         tuple(row for row in changed if row[1] != row[2]),
         tuple(plan.ignored),
         tuple(leaf.name for leaf in plan.leaves if _is_resharded(leaf)),
-        total_nbytes(leaf.record for leaf in plan.leaves),
+        sum(leaf.record.nbytes for leaf in plan.leaves),
         seconds,
     )
 

@@ -13,15 +13,8 @@ import numpy as np
 from flaxckpt.errors import CorruptCheckpointError, Mismatch
 from flaxckpt.leaves import conversion, kinds
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import (
-    ARRAY_KINDS,
-    DEVICE_KINDS,
-    SCALAR_KINDS,
-    LazyArray,
-    StoredArray,
-    nbytes_of,
-    total_nbytes,
-)
+from flaxckpt.leaves.lazy_array import LazyArray
+from flaxckpt.leaves.spec import ARRAY_KINDS, DEVICE_KINDS, SCALAR_KINDS
 from flaxckpt.options import PART, Options
 from flaxckpt.progress import Progress
 from flaxckpt.restoring import placement
@@ -29,8 +22,7 @@ from flaxckpt.restoring.placement import Sharding, region_by_device
 from flaxckpt.restoring.restore_plan import LeafPlan, raise_any
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
 from flaxckpt.source.checkpoint import Source
-from flaxckpt.source.chunk_reads import ArrayRead, Parts
-from flaxckpt.source.reads import read_source
+from flaxckpt.source.chunk_reads import ArrayRead, RegionValues, read_arrays
 
 # Arrays of other devices that are too large to be on the host as a whole, chunk by chunk.
 
@@ -41,7 +33,7 @@ def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
     PRNG keys never do, nor what changes its dtype; on the CPU an array is where it was read to.
     """
     array, wanted = leaf.record.array, leaf.wanted
-    if limit is None or array is None or nbytes_of(array) <= limit // PART:
+    if limit is None or array is None or leaf.record.nbytes <= limit // PART:
         return False
     if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
         return False
@@ -58,17 +50,15 @@ def is_remote(where: Sharding | None) -> bool:
     )
 
 
-def assemble(source: Source, leaf: LeafPlan, limit: int) -> jax.Array:
+def assemble(leaf: LeafPlan, limit: int) -> jax.Array:
     """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
     array, where = leaf.record.array, leaf.where
     assert array is not None, "it is too large"
     with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
-        return _assembled(source, leaf.record.name, array, where, limit)
+        return _assembled(leaf.record.name, array, where, limit)
 
 
-def _assembled(
-    source: Source, name: str, array: StoredArray | LazyArray, where: Sharding | None, limit: int
-) -> jax.Array:
+def _assembled(name: str, array: LazyArray, where: Sharding | None, limit: int) -> jax.Array:
     """`array`, of the leaf `name`, on `where`."""
     regions = region_by_device(where, array.shape)
     memory = {
@@ -82,11 +72,11 @@ def _assembled(
     ]
     reads = [ArrayRead(name, array, [part]) for _, part in pieces]
     remaining: Iterator[tuple[Region, Region]] = iter(pieces)
-    for group in read_source(source, reads, limit):
-        for parts, (region, part) in zip(group, remaining, strict=False):
+    for group in read_arrays(reads, limit):
+        for found, (region, part) in zip(group, remaining, strict=False):
             start = [s - o for s, o in zip(part.start, region.start, strict=True)]
             for device in (device for device, held in regions.items() if held == region):
-                memory[device] = _write(memory[device], jax.device_put(parts[part], device), start)
+                memory[device] = _write(memory[device], jax.device_put(found[part], device), start)
         jax.block_until_ready(list(memory.values()))
     if where is None or len(where.device_set) == 1:
         return next(iter(memory.values()))
@@ -103,7 +93,7 @@ def _write(memory: jax.Array, part: jax.Array, start: list[int]) -> jax.Array:
 # The values of leaves: read, checked, and put where the target wants them.
 
 
-Batch = list[tuple[int, Parts | None]]
+Batch = list[tuple[int, RegionValues | None]]
 
 
 def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
@@ -121,8 +111,8 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
     values: dict[int, Any] = {}
     mismatches: dict[int, Mismatch] = {}
     sent = placement.Sent(options.buffer_bytes)
-    batches = _batches(source, leaves, set(large), options.buffer_bytes, held)
-    total = total_nbytes(leaf.record for leaf in leaves)
+    batches = _batches(leaves, set(large), options.buffer_bytes, held)
+    total = sum(leaf.record.nbytes for leaf in leaves)
     with Progress(f"restoring {source.path}", total, is_shown=options.progress) as bar:
         for batch in bar.counted(batches, _nbytes):
             fitting = []
@@ -134,7 +124,7 @@ def read_leaves(source: Source, leaves: Sequence[LeafPlan], options: Options) ->
             placed = _place([(leaves[i], parts) for i, parts in fitting], sent)
             values.update(zip((i for i, _ in fitting), placed, strict=True))
     for i in large:
-        array = assemble(source, leaves[i], options.buffer_bytes)
+        array = assemble(leaves[i], options.buffer_bytes)
         values[i] = kinds.decode(leaves[i].wanted, array, leaves[i].record.name)
     if held:
         raise held[0]
@@ -153,47 +143,42 @@ def _with_replica(leaf: LeafPlan, position: int) -> LeafPlan:
     array, wanted = leaf.record.array, leaf.wanted
     if array is None or wanted.kind != "jax" or wanted.weak_type:
         return leaf
-    replica = placement.choose(leaf.where, wanted.dtype, nbytes_of(array), position)
+    replica = placement.choose(leaf.where, wanted.dtype, leaf.record.nbytes, position)
     return leaf._replace(replica=replica)
 
 
 def _batches(
-    source: Source,
     leaves: Sequence[LeafPlan],
     large: set[int],
     ahead: int,
     held: list[CorruptCheckpointError] | None,
 ) -> Iterator[Batch]:
-    """The parts of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
+    """The values of the arrays of `leaves`, by their positions; `None` for a leaf without one."""
     yield [(i, None) for i, leaf in enumerate(leaves) if leaf.record.array is None]
-    arrays = {
-        i: leaf.record.array
+    reads = {
+        i: _array_read(leaf, leaf.record.array)
         for i, leaf in enumerate(leaves)
         if leaf.record.array is not None and i not in large
     }
-    stored = [i for i, array in arrays.items() if isinstance(array, StoredArray)]
-    lazy = [i for i, array in arrays.items() if not isinstance(array, StoredArray)]
-    for chosen in (stored, lazy):
-        reads = [_array_read(leaves[i], arrays[i]) for i in chosen]
-        positions = iter(chosen)
-        for group in read_source(source, reads, ahead, held):
-            yield [(i, parts) for parts, i in zip(group, positions, strict=False)]
+    positions = iter(reads)
+    for group in read_arrays(list(reads.values()), ahead, held):
+        yield [(i, values) for values, i in zip(group, positions, strict=False)]
 
 
-def _array_read(leaf: LeafPlan, array: StoredArray | LazyArray) -> ArrayRead:
+def _array_read(leaf: LeafPlan, array: LazyArray) -> ArrayRead:
     """What has to be read for a leaf that has an array."""
     regions: Sequence[Region] = [whole(array.shape)]
     if leaf.replica is not None:
         regions = leaf.replica.regions(array.shape)
     elif leaf.wanted.kind in DEVICE_KINDS:
-        regions = placement.regions_of(leaf.where, array.shape, nbytes_of(array))
+        regions = placement.regions_of(leaf.where, array.shape, leaf.record.nbytes)
     # A number is checked against the range of its new dtype first.
     is_cast = leaf.record.spec.kind in ARRAY_KINDS and leaf.wanted.kind in ARRAY_KINDS
     dtype = parse_dtype(leaf.wanted.dtype) if is_cast else None
     return ArrayRead(leaf.record.name, array, regions, dtype)
 
 
-def _checked(leaf: LeafPlan, parts: Parts | None) -> Parts | None:
+def _checked(leaf: LeafPlan, parts: RegionValues | None) -> RegionValues | None:
     """`parts`, or those of a number that is JSON and wanted as an array.
 
     Raises:
@@ -218,7 +203,9 @@ def _out_of_range(leaf: LeafPlan, error: OverflowError) -> Mismatch:
     return Mismatch("dtype", leaf.record.name, saved, wanted, f"({error})")
 
 
-def _place(batch: Sequence[tuple[LeafPlan, Parts | None]], sent: placement.Sent) -> list[Any]:
+def _place(
+    batch: Sequence[tuple[LeafPlan, RegionValues | None]], sent: placement.Sent
+) -> list[Any]:
     """The leaves around the parts of their arrays; those of devices are sent there together."""
     arrays = _arrays([(leaf, parts) for leaf, parts in batch if _is_of_device(leaf, parts)])
     sent.note(arrays)
@@ -226,7 +213,7 @@ def _place(batch: Sequence[tuple[LeafPlan, Parts | None]], sent: placement.Sent)
     return [_leaf(leaf, parts, remaining) for leaf, parts in batch]
 
 
-def _is_of_device(leaf: LeafPlan, parts: Parts | None) -> bool:
+def _is_of_device(leaf: LeafPlan, parts: RegionValues | None) -> bool:
     """Whether a leaf is around an array on devices."""
     return parts is not None and leaf.wanted.kind in DEVICE_KINDS
 
@@ -252,7 +239,7 @@ def _shape(leaf: LeafPlan) -> tuple[int, ...]:
     return () if leaf.record.array is None else leaf.record.array.shape
 
 
-def _leaf(leaf: LeafPlan, parts: Parts | None, on_devices: Iterator[Any]) -> Any:
+def _leaf(leaf: LeafPlan, parts: RegionValues | None, on_devices: Iterator[Any]) -> Any:
     """One leaf; its array, when it is one of a device, is the next of `on_devices`."""
     if parts is None:
         return kinds.decode(leaf.record.spec, leaf.record.value, leaf.record.name)

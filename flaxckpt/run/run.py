@@ -277,9 +277,8 @@ def history(run: Run, options: Options = Options()) -> Sequence[PastSave]:
 
 def as_past(checkpoint: Checkpoint, step: int) -> PastSave:
     """A step as the one after it remembers it; for how long it blocked the loop is not known."""
-    from flaxckpt.leaves.spec import total_nbytes  # `ls` does without numpy
-
     described, records = checkpoint.described, checkpoint.tree.records
     seconds = (described.committed_ns - described.started_ns) / 1e9
     time, metrics = described.committed_ns / 1e9, described.metrics
-    return PastSave(step, time, seconds, 0.0, len(records), total_nbytes(records), metrics)
+    nbytes = sum(record.nbytes for record in records)
+    return PastSave(step, time, seconds, 0.0, len(records), nbytes, metrics)

@@ -12,12 +12,13 @@ from typing import Any, Protocol
 
 from flaxckpt import garbage_collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
-from flaxckpt.leaves.spec import LazyArray, LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import sealed_json, step_metadata, tree_metadata
 from flaxckpt.metadata.sealed_json import read_json_file
 from flaxckpt.metadata.step_metadata import CheckpointMetadata
 from flaxckpt.metadata.tree_metadata import SavedTree, decode_tree
 from flaxckpt.options import Options
+from flaxckpt.source.chunk_reads import ChunkedArray
+from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout
 from flaxckpt.store.ocdbt import Index, read_index
 from flaxckpt.store.store import Location, PathLike, listed, locate
@@ -59,9 +60,13 @@ class Checkpoint:
         return self.tree.nodes
 
     @property
-    def leaves(self) -> Sequence[LeafRecord]:
-        """Its leaves."""
-        return self.tree.records
+    def leaves(self) -> Sequence[Leaf]:
+        """Its leaves, which are made anew each time."""
+        guard, leaves = self.unchanged, []
+        for name, spec, stored, value in self.tree.records:
+            array = None if stored is None else ChunkedArray(name, stored, self)
+            leaves.append(Leaf(name, spec, array, value, origin=name, guard=guard))
+        return leaves
 
     @property
     def metadata(self) -> Mapping[str, Any]:
@@ -241,26 +246,6 @@ def _steps(directory: Location) -> list[int]:
 # What a restore reads from: a checkpoint of flaxckpt, or of any format that has a reader.
 
 
-class SavedLeaf(Protocol):
-    """One leaf of a source. (A `LeafRecord` is one.)"""
-
-    @property
-    def name(self) -> str:
-        """Its key path."""
-
-    @property
-    def spec(self) -> LeafSpec:
-        """Its type."""
-
-    @property
-    def array(self) -> StoredArray | LazyArray | None:
-        """Its array, when it has one: in flaxckpt's own format, or one that reads itself."""
-
-    @property
-    def value(self) -> Any:
-        """Otherwise its value, as its handler encodes it."""
-
-
 class Source(Protocol):
     """An opened checkpoint, of which no array was read yet."""
 
@@ -273,7 +258,7 @@ class Source(Protocol):
         """Its structure: the nodes in preorder, `None` for a leaf."""
 
     @property
-    def leaves(self) -> Sequence[SavedLeaf]:
+    def leaves(self) -> Sequence[Leaf]:
         """Its leaves, in the same order."""
 
     @property

@@ -1,4 +1,4 @@
-"""Reads of chunks."""
+"""Reading the arrays of leaves: many at a time, in batches where their format has small chunks."""
 
 from __future__ import annotations
 
@@ -14,38 +14,70 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.leaves.dtypes import Storage, from_stored, storage_of
-from flaxckpt.leaves.spec import LazyArray, StoredArray, nbytes_of
+from flaxckpt.leaves.dtypes import Storage, from_stored, parse_dtype, storage_of
+from flaxckpt.leaves.lazy_array import LazyArray, nbytes_of
+from flaxckpt.leaves.spec import StoredArray
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
-from flaxckpt.source.checkpoint import Checkpoint
 from flaxckpt.store import ocdbt, zarr3
 from flaxckpt.store.ocdbt import Index, Place, empty
 from flaxckpt.store.store import Location
 
-# Which chunks the regions of an array need, and where their elements go. No I/O.
+# The values of one array that a read has, by their regions.
+RegionValues = Mapping[Region, np.ndarray]
 
 
-Parts = Mapping[Region, np.ndarray]
+class Database(Protocol):
+    """The database that has the chunks of the arrays of one tree. (A `Checkpoint` is one.)"""
+
+    @property
+    def item(self) -> Location:
+        """Its directory."""
+
+    @property
+    def index(self) -> Index:
+        """Its keys, each with its value or where that lies."""
+
+
+class ChunkedArray:
+    """An array of flaxckpt's own format; a `LazyArray`. Many of them are read in one batch."""
+
+    __slots__ = ("chunks", "database", "dtype", "name", "shape", "sharding", "store")
+
+    def __init__(self, name: str, stored: StoredArray, database: Database):
+        """The array of the leaf `name`, whose record is `stored`."""
+        self.name, self.database = name, database
+        self.store, self.dtype, self.shape, self.chunks, self.sharding = stored
+
+    def read(self, regions: Sequence[Region]) -> Sequence[np.ndarray]:
+        """The elements of each of `regions`."""
+        wanted = list(dict.fromkeys(regions))
+        ((values,),) = read_arrays([ArrayRead(self.name, self, wanted)], GROUP_BYTES)
+        return [values[region] for region in regions]
 
 
 class ArrayRead(NamedTuple):
     """What is wanted of one array.
 
     Attributes:
-      name: the leaf.
-      array: where it lies.
+      name: the leaf, for errors about an array that does not know it.
+      array: the array.
       regions: of it.
-      dtype: what its elements become as they are read; what the array has, if it is not given.
+      dtype: what its elements become as they are read; the array's own, if it is not given.
     """
 
     name: str
-    array: StoredArray | LazyArray
+    array: LazyArray
     regions: Sequence[Region]
     dtype: np.dtype | None = None
 
     @property
+    def database(self) -> Database | None:
+        """The database of an array whose chunks are read in batches; `None` for other formats."""
+        return self.array.database if isinstance(self.array, ChunkedArray) else None
+
+    @property
     def memory_dtype(self) -> np.dtype:
-        """The dtype of the memory that they are read into."""
+        """The dtype of the memory that chunks are read into."""
         storage = storage_of(self.array.dtype)
         # What is stored as bytes must be whole before it can become anything else.
         return self.dtype if self.dtype is not None and storage.is_native else storage.dtype
@@ -55,6 +87,186 @@ class ArrayRead(NamedTuple):
         if memory.dtype == self.dtype:
             return memory
         return from_stored(memory, self.array.dtype)
+
+
+# Reading regions of arrays: every chunk once, checked, straight to where it belongs.
+#
+# The arrays are read in groups, each of one database or of arrays that read themselves. Several
+# threads read; the system calls and the checksums run outside of Python's lock.
+
+
+# Disks want several requests at a time; more threads than this gain nothing.
+THREADS = max(4, min(16, os.cpu_count() or 1))
+# A bucket takes its time to answer, and answers many at once.
+BUCKET_THREADS = 32
+# So little is read without other threads, which would take longer to start.
+INLINE_BYTES = 4 << 20
+# What is read, and then put on its devices, together.
+GROUP_BYTES = 32 << 20
+GROUP_ARRAYS = 1024
+
+
+def read_arrays(
+    reads: Sequence[ArrayRead], ahead: int, held: list[CorruptCheckpointError] | None = None
+) -> Iterator[list[RegionValues]]:
+    """The values of `reads`, in their order, several at a time.
+
+    Args:
+      reads: what is wanted.
+      ahead: how many bytes are read ahead of what the caller has taken.
+      held: takes the errors, if they are not to be raised; what could not be read is anything.
+
+    Raises:
+      CorruptCheckpointError: when something is missing or damaged; the leaf is named.
+    """
+    for plans, damages in _read(reads, ahead, keep=True):
+        errors = [CorruptCheckpointError(damage.message) for damage in damages]
+        if errors and held is None:
+            raise errors[0]
+        if held is not None:
+            held += errors
+        yield [one.values() for one in plans]
+
+
+def read_each(
+    reads: Sequence[ArrayRead], ahead: int, held: list[CorruptCheckpointError] | None = None
+) -> Iterator[np.ndarray]:
+    """As `read_arrays`, for reads of one region each: the values of one after the other."""
+    for group in read_arrays(reads, ahead, held):
+        for found in group:
+            (values,) = found.values()
+            yield values
+
+
+def check_arrays(
+    reads: Sequence[ArrayRead],
+    ahead: int,
+    progress: Callable[[int], None] = lambda nbytes: None,
+) -> list[str]:
+    """What is wrong with `reads`: a line for each that is damaged; nothing of them is kept.
+
+    How many bytes were read since the last time is told to `progress`.
+
+    Raises:
+      CorruptCheckpointError: when the database itself cannot be read.
+    """
+    lines: dict[str, str] = {}
+    for plans, damages in _read(reads, ahead, keep=False):
+        progress(sum(one.nbytes for one in plans))
+        for damage in damages:
+            lines.setdefault(damage.leaf, damage.message)
+    return list(lines.values())
+
+
+class _Damage(NamedTuple):
+    """What is wrong with a leaf."""
+
+    leaf: str
+    message: str
+
+
+class _ReadGroup(NamedTuple):
+    """Arrays that are read together: of one database, or of other formats."""
+
+    database: Database | None
+    plans: Sequence[ReadPlan]
+    nbytes: int
+
+    def start(self, pool: concurrent.futures.Executor) -> _Started:
+        """Begins to read the group."""
+        futures: list[concurrent.futures.Future[Any]]
+        if self.database is None:
+            futures = [pool.submit(one.read) for one in self.plans if isinstance(one, _ByItself)]
+        else:
+            chunks = (chunk for one in self.plans for chunk in one.chunks)
+            read = functools.partial(read_span, self.database.item)
+            futures = [pool.submit(read, span) for span in spans(chunks, self.database.index)]
+        return _Started(self, futures)
+
+
+class _Started(NamedTuple):
+    """A group that is being read."""
+
+    group: _ReadGroup
+    futures: Sequence[concurrent.futures.Future[Any]]
+
+    def finish(self) -> tuple[Sequence[ReadPlan], list[_Damage]]:
+        """The plans of the group once it is read, and what was wrong with it."""
+        found = (future.result() for future in self.futures)
+        if (database := self.group.database) is None:
+            return self.group.plans, [damage for damage in found if damage is not None]
+        problems = (p for read in found for p in finish_span(database.item, read))
+        return self.group.plans, [_damage(database, problem) for problem in problems]
+
+
+def _read(
+    reads: Sequence[ArrayRead], ahead: int, *, keep: bool
+) -> Iterator[tuple[Sequence[ReadPlan], list[_Damage]]]:
+    """The plans of `reads` in groups, each once it is carried out, with what was wrong with it."""
+    if not reads:
+        return
+    waiting: collections.deque[_Started] = collections.deque()
+    with _executor(reads) as pool:
+        try:
+            for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
+                while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
+                    yield waiting.popleft().finish()
+                waiting.append(group.start(pool))
+            while waiting:
+                yield waiting.popleft().finish()
+        finally:
+            pool.shutdown(cancel_futures=True)
+
+
+def _groups(reads: Iterable[ArrayRead], limit: int, *, keep: bool) -> Iterator[_ReadGroup]:
+    """`reads` in groups of at most `limit` bytes, or of one."""
+    group: list[ReadPlan] = []
+    database, size = None, 0
+    for read in reads:
+        found = plan(read, keep=keep)
+        is_full = size + found.nbytes > limit or len(group) == GROUP_ARRAYS
+        if group and (is_full or read.database is not database):
+            yield _ReadGroup(database, group, size)
+            group, size = [], 0
+        group.append(found)
+        database, size = read.database, size + found.nbytes
+    if group:
+        yield _ReadGroup(database, group, size)
+
+
+class _Inline(concurrent.futures.Executor):
+    """Does at once what it is given."""
+
+    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
+        """The result of `fn`, as a future."""
+        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
+        future.set_result(fn(*args, **kwargs))
+        return future
+
+
+def _executor(reads: Sequence[ArrayRead]) -> concurrent.futures.Executor:
+    """What reads `reads`."""
+    databases = {id(database): database for read in reads if (database := read.database)}
+    if any(not isinstance(database.item, Path) for database in databases.values()):
+        return concurrent.futures.ThreadPoolExecutor(BUCKET_THREADS, "flaxckpt-read")
+    is_own = all(read.database is not None for read in reads)
+    if is_own and sum(nbytes_of(read.array) for read in reads) <= INLINE_BYTES:
+        return _Inline()
+    return concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read")
+
+
+def _damage(database: Database, problem: Problem) -> _Damage:
+    """What is wrong with the leaf of a chunk."""
+    (chunk, place), error = problem
+    where = f"{database.item}/{place}" if isinstance(place, Place) else str(database.item)
+    return _Damage(
+        chunk.name,
+        f"the leaf {chunk.name} is damaged: {error} (chunk {chunk.key}, in {where}). "
+        "Restore another step.",
+    )
+
+
+# Which chunks the regions of an array need, and where their elements go.
 
 
 class ChunkRead(Protocol):
@@ -83,26 +295,56 @@ class ChunkRead(Protocol):
         """Copies the elements of the chunk to where they go."""
 
 
-class Plan(Protocol):
+class ReadPlan(Protocol):
     """How one array is read; `nbytes` is the size of what is wanted of it."""
 
     nbytes: int
 
     @property
     def chunks(self) -> Sequence[ChunkRead]:
-        """What has to be read."""
+        """The chunks of a database that have to be read."""
 
-    def parts(self) -> Parts:
-        """The regions, once all chunks were distributed."""
+    def values(self) -> RegionValues:
+        """The regions, once all was read."""
 
 
-def plan(read: ArrayRead, *, keep: bool) -> Plan:
+def plan(read: ArrayRead, *, keep: bool) -> ReadPlan:
     """The plan of `read`; without `keep` every chunk is only to be checked."""
     array = read.array
-    assert isinstance(array, StoredArray), "others read themselves"
+    if not isinstance(array, ChunkedArray):
+        return _ByItself(read)
     if keep and [region.shape for region in read.regions] == [array.shape] == [array.chunks]:
         return _OneChunk(read, array)
     return _Regions(read, array, keep=keep)
+
+
+class _ByItself:
+    """An array of another format, which reads itself."""
+
+    chunks: Sequence[ChunkRead] = ()
+
+    def __init__(self, read: ArrayRead):
+        self._wanted = read
+        self._dtype = parse_dtype(read.array.dtype)
+        elements = sum(math.prod(region.shape) for region in read.regions)
+        self.nbytes = elements * self._dtype.itemsize
+        self._values: Sequence[np.ndarray] = ()
+
+    def read(self) -> _Damage | None:
+        """Reads all regions at once."""
+        name, array, regions, dtype = self._wanted
+        dtype = self._dtype if dtype is None else dtype
+        try:
+            found = array.read(regions)
+        except CorruptCheckpointError as error:
+            self._values = [np.zeros(region.shape, dtype) for region in regions]
+            return _Damage(name, f"the leaf {name} is damaged: {error}")
+        self._values = [part.astype(dtype, copy=False) for part in found]
+        return None
+
+    def values(self) -> RegionValues:
+        """The regions."""
+        return dict(zip(self._wanted.regions, self._values, strict=True))
 
 
 class _OneChunk:
@@ -110,8 +352,8 @@ class _OneChunk:
 
     __slots__ = ("_memory", "_read", "key", "name", "nbytes", "shape", "storage")
 
-    def __init__(self, read: ArrayRead, array: StoredArray):
-        self._read, self.name = read, read.name
+    def __init__(self, read: ArrayRead, array: ChunkedArray):
+        self._read, self.name = read, array.name
         self.storage = storage_of(array.dtype)
         self.shape = zarr3.stored_shape(array.shape, self.storage)
         self.key = zarr3.chunk_key(array.store, (0,) * len(self.shape))
@@ -135,7 +377,7 @@ class _OneChunk:
         self._memory = empty(self.shape, self._read.memory_dtype)
         self._memory[...] = elements
 
-    def parts(self) -> Parts:
+    def values(self) -> RegionValues:
         """The array."""
         if self._memory is None:  # its chunk could not be read
             self._memory = np.zeros(self.shape, self._read.memory_dtype)
@@ -178,7 +420,7 @@ class _Chunk(NamedTuple):
 class _Regions:
     """Some regions of an array, each in memory of its own."""
 
-    def __init__(self, read: ArrayRead, array: StoredArray, *, keep: bool):
+    def __init__(self, read: ArrayRead, array: ChunkedArray, *, keep: bool):
         self._read, storage = read, storage_of(array.dtype)
         stored = {region: zarr3.stored_region(region, storage) for region in read.regions}
         self.nbytes = sum(math.prod(s.shape) for s in stored.values()) * storage.dtype.itemsize
@@ -188,7 +430,7 @@ class _Regions:
             self._memory = {region: empty(s.shape, dtype) for region, s in stored.items()}
         chunk = zarr3.stored_shape(array.chunks, storage)
         self.chunks: Sequence[ChunkRead] = [
-            _Chunk(read.name, zarr3.chunk_key(array.store, grid), chunk, storage, uses)
+            _Chunk(array.name, zarr3.chunk_key(array.store, grid), chunk, storage, uses)
             for grid, uses in self._uses(stored, chunk).items()
         ]
 
@@ -203,7 +445,7 @@ class _Regions:
                     found.append(_Use(memory, part.within(chunk_region(grid, chunk))))
         return uses
 
-    def parts(self) -> Parts:
+    def values(self) -> RegionValues:
         """The regions."""
         return {r: self._read.from_memory(m) for r, m in self._memory.items()}
 
@@ -275,11 +517,11 @@ class SpanRead(NamedTuple):
     """A span whose bytes were read: them, or of a chunk that was read by itself, what was wrong."""
 
     span: Span
-    data: _Bytes | None
+    data: _FileBytes | None
     problems: list[Problem]
 
 
-class _Bytes(NamedTuple):
+class _FileBytes(NamedTuple):
     """Some bytes of a file, from `offset` on."""
 
     offset: int
@@ -304,19 +546,21 @@ def finish_span(directory: Location, read: SpanRead) -> list[Problem]:
     return [p for located in read.span for p in _chunk_problems(directory, located, read.data)]
 
 
-def _read_together(directory: Location, span: Span) -> _Bytes | None:
+def _read_together(directory: Location, span: Span) -> _FileBytes | None:
     """All of `span`; `None` when it is to be read chunk by chunk, so that each error is its own."""
     first, last = span[0].place, span[-1].place
     if not isinstance(first, Place) or not isinstance(last, Place):
         return None
     whole = Place(first.file, first.offset, last.offset + last.length - first.offset)
     try:
-        return _Bytes(first.offset, ocdbt.read(directory, whole))
+        return _FileBytes(first.offset, ocdbt.read(directory, whole))
     except CorruptCheckpointError:
         return None
 
 
-def _chunk_problems(directory: Location, located: Located, data: _Bytes | None) -> list[Problem]:
+def _chunk_problems(
+    directory: Location, located: Located, data: _FileBytes | None
+) -> list[Problem]:
     """What is wrong with one chunk, after it was put where it belongs."""
     try:
         _read_chunk(directory, located, data)
@@ -325,7 +569,7 @@ def _chunk_problems(directory: Location, located: Located, data: _Bytes | None) 
     return []
 
 
-def _read_chunk(directory: Location, located: Located, together: _Bytes | None) -> None:
+def _read_chunk(directory: Location, located: Located, together: _FileBytes | None) -> None:
     """Reads one chunk, unless it was read with others, checks it and puts it where it belongs.
 
     Raises:
@@ -357,151 +601,3 @@ def _read_into(directory: Location, place: Place, memory: np.ndarray) -> None:
     checksum = memoryview(bytearray(zarr3.CHECKSUM_BYTES))
     ocdbt.read_into(directory, place, [body, padding, checksum])
     zarr3.check_sum([body, padding], checksum)
-
-
-# Reading regions of arrays: every chunk once, checked, straight to where it belongs.
-#
-# Several threads read; the system calls and the checksums run outside of Python's lock.
-
-
-# Disks want several requests at a time; more threads than this gain nothing.
-THREADS = max(4, min(16, os.cpu_count() or 1))
-# A bucket takes its time to answer, and answers many at once.
-BUCKET_THREADS = 32
-# So little is read without other threads, which would take longer to start.
-INLINE_BYTES = 4 << 20
-# What is read, and then put on its devices, together.
-GROUP_BYTES = 32 << 20
-GROUP_ARRAYS = 1024
-
-
-def read_arrays(
-    checkpoint: Checkpoint,
-    reads: Sequence[ArrayRead],
-    ahead: int,
-    held: list[CorruptCheckpointError] | None = None,
-) -> Iterator[list[Parts]]:
-    """The values of `reads`, in their order, several at a time.
-
-    Args:
-      checkpoint: where they lie.
-      reads: what is wanted.
-      ahead: how many bytes are read ahead of what the caller has taken.
-      held: takes the errors, if they are not to be raised; what could not be read is anything.
-
-    Raises:
-      CorruptCheckpointError: when a chunk is missing or damaged; the leaf and the chunk are named.
-    """
-    for plans, problems in _read(checkpoint, reads, ahead, keep=True):
-        errors = [CorruptCheckpointError(_describe(checkpoint, p)) for p in problems]
-        if errors and held is None:
-            raise errors[0]
-        if held is not None:
-            held += errors
-        yield [one.parts() for one in plans]
-
-
-def check_arrays(
-    checkpoint: Checkpoint,
-    reads: Sequence[ArrayRead],
-    ahead: int,
-    progress: Callable[[int], None] = lambda nbytes: None,
-) -> list[str]:
-    """What is wrong with `reads`: a line for each that is damaged; nothing of them is kept.
-
-    How many bytes were read since the last time is told to `progress`.
-
-    Raises:
-      CorruptCheckpointError: when the database itself cannot be read.
-    """
-    lines: dict[str, str] = {}
-    for plans, problems in _read(checkpoint, reads, ahead, keep=False):
-        progress(sum(one.nbytes for one in plans))
-        for problem in problems:
-            lines.setdefault(problem.located.chunk.name, _describe(checkpoint, problem))
-    return list(lines.values())
-
-
-class _Group(NamedTuple):
-    """Arrays that are read together."""
-
-    plans: Sequence[Plan]
-    nbytes: int
-
-
-class _Started(NamedTuple):
-    """A group that is being read."""
-
-    group: _Group
-    futures: Sequence[concurrent.futures.Future[SpanRead]]
-
-    def finish(self, directory: Location) -> tuple[Sequence[Plan], list[Problem]]:
-        """The group once it is read, with what was wrong with it."""
-        problems = [p for f in self.futures for p in finish_span(directory, f.result())]
-        return self.group.plans, problems
-
-
-def _groups(reads: Iterable[ArrayRead], limit: int, *, keep: bool) -> Iterator[_Group]:
-    """`reads` in groups of at most `limit` bytes, or of one."""
-    group: list[Plan] = []
-    size = 0
-    for found in (plan(read, keep=keep) for read in reads):
-        if group and (size + found.nbytes > limit or len(group) == GROUP_ARRAYS):
-            yield _Group(group, size)
-            group, size = [], 0
-        group.append(found)
-        size += found.nbytes
-    if group:
-        yield _Group(group, size)
-
-
-def _read(
-    checkpoint: Checkpoint, reads: Sequence[ArrayRead], ahead: int, *, keep: bool
-) -> Iterator[tuple[Sequence[Plan], list[Problem]]]:
-    """The plans of `reads` in groups, each once it is carried out, with what was wrong with it."""
-    if not reads:
-        return
-    index = checkpoint.index
-    waiting: collections.deque[_Started] = collections.deque()
-    with _executor(checkpoint, sum(nbytes_of(read.array) for read in reads)) as pool:
-        try:
-            for group in _groups(reads, min(GROUP_BYTES, ahead), keep=keep):
-                while waiting and sum(s.group.nbytes for s in waiting) + group.nbytes > ahead:
-                    yield waiting.popleft().finish(checkpoint.item)
-                chunks = (chunk for one in group.plans for chunk in one.chunks)
-                read = functools.partial(read_span, checkpoint.item)
-                futures = [pool.submit(read, span) for span in spans(chunks, index)]
-                waiting.append(_Started(group, futures))
-            while waiting:
-                yield waiting.popleft().finish(checkpoint.item)
-        finally:
-            pool.shutdown(cancel_futures=True)
-
-
-class _Inline(concurrent.futures.Executor):
-    """Does at once what it is given."""
-
-    def submit(self, fn: Callable[..., Any], /, *args: Any, **kwargs: Any) -> Any:
-        """The result of `fn`, as a future."""
-        future: concurrent.futures.Future[Any] = concurrent.futures.Future()
-        future.set_result(fn(*args, **kwargs))
-        return future
-
-
-def _executor(checkpoint: Checkpoint, nbytes: int) -> concurrent.futures.Executor:
-    """What reads `nbytes`."""
-    if not isinstance(checkpoint.path, Path):
-        return concurrent.futures.ThreadPoolExecutor(BUCKET_THREADS, "flaxckpt-read")
-    if nbytes <= INLINE_BYTES:
-        return _Inline()
-    return concurrent.futures.ThreadPoolExecutor(THREADS, "flaxckpt-read")
-
-
-def _describe(checkpoint: Checkpoint, problem: Problem) -> str:
-    """The error of a damaged leaf."""
-    (chunk, place), error = problem
-    where = f"{checkpoint.item}/{place}" if isinstance(place, Place) else str(checkpoint.item)
-    return (
-        f"the leaf {chunk.name} is damaged: {error} (chunk {chunk.key}, in {where}). "
-        "Restore another step."
-    )

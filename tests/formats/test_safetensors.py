@@ -15,9 +15,9 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import flaxckpt
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedLeafError
-from flaxckpt.formats import reading, safetensors
+from flaxckpt.formats import reading
 from flaxckpt.formats import safetensors as reader
-from flaxckpt.formats.safetensors import DTYPES, Entry, build, parse
+from flaxckpt.formats.safetensors import DTYPES, TensorEntry, build, parse
 from flaxckpt.leaves.spec import LeafSpec
 from flaxckpt.sharding.chunks import Region, whole
 from tests import stores
@@ -136,7 +136,9 @@ def test_the_header_is_that_of_the_library():
     text = safetensors.numpy.save(tree, {"a": "ü"})
     length = int.from_bytes(text[:8], "little")
     entries = parse(text[8 : 8 + length], "f")
-    made, placed = build([Entry(n, a.dtype.name, a.shape) for n, a in tree.items()], {"a": "ü"})
+    made, placed = build(
+        [TensorEntry(n, a.dtype.name, a.shape) for n, a in tree.items()], {"a": "ü"}
+    )
     assert made == text[: 8 + length]
     assert placed == entries
     assert build(placed[::-1], {"a": "ü"})[0] == made
@@ -389,7 +391,7 @@ def test_any_region_is_that_of_the_array(tmp_path):
     rng = np.random.default_rng(1)
     array = rng.integers(0, 255, (7, 5, 3, 11), dtype=np.uint16)
     safetensors.numpy.save_file({"a": array}, tmp_path / "a.safetensors")
-    with mock.patch.multiple(safetensors, CHUNK_BYTES=100, GAP_BYTES=9):
+    with mock.patch.multiple(reader, CHUNK_BYTES=100, GAP_BYTES=9):
         leaf = reader.read(tmp_path / "a.safetensors")["a"]
         for _ in range(200):
             start = [int(rng.integers(0, n)) for n in array.shape]

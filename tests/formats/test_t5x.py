@@ -19,8 +19,8 @@ import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats import t5x
 from flaxckpt.formats.detect import find_reader
-from flaxckpt.leaves.spec import LazyLeaf
 from flaxckpt.sharding.chunks import Region
+from flaxckpt.source.leaf import Leaf
 from tests.formats.flax_states import SAMPLES, f32, moments
 from tests.trees import assert_same
 
@@ -263,7 +263,7 @@ def chunk_reads():
 
 def test_only_the_chunks_that_are_needed_are_read(step):
     leaf = t5x.read(step)["params"]["w"]
-    assert isinstance(leaf, LazyLeaf)
+    assert isinstance(leaf, Leaf)
     assert leaf.array.chunks == (8, 8)
     before = chunk_reads()
     parts = leaf.array.read([Region((8, 0), (8, 16)), Region((60, 3), (4, 2))])
