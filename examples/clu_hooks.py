@@ -1,10 +1,10 @@
-"""A checkpoint as one hook among the CLU hooks of a train loop.
+"""A checkpoint hook among the CLU hooks of a train loop.
 
 Shows `flaxckpt.PeriodicCheckpoint` next to `clu.periodic_actions.ReportProgress` and its metric
-writer: the loop calls `hook(step)` for each and never mentions checkpoints; the hook asks
+writer. The loop calls `hook(step)` for each hook and never mentions checkpoints; the hook calls
 `state_fn` for the state when it saves. Checkpoints and TensorBoard's files share one directory, and
-with `writer=` the costs of each save are among the scalars. CLU needs TensorFlow (`pip install
-'flaxckpt[clu]'`). Run it twice, the second time with more steps:
+`writer=` adds the cost of each save to the scalars. CLU needs TensorFlow
+(`pip install 'flaxckpt[clu]'`). Run it twice, the second time with more steps:
 `python examples/clu_hooks.py --workdir /tmp/clu_hooks --steps 2000`.
 """
 
@@ -38,7 +38,7 @@ def init(key: jax.Array) -> TrainState:
 
 
 def loss_fn(params: dict, x: jax.Array) -> jax.Array:
-    """How far the estimates for `x` are from the sine."""
+    """The mean squared error of the estimates for `x`."""
     return jnp.mean((MLP().apply({"params": params}, x) - jnp.sin(x)) ** 2)
 
 
@@ -49,7 +49,7 @@ def train_step(state: TrainState, x: jax.Array) -> TrainState:
 
 
 def main(workdir: str, steps: int = 1000, save_every: int = 200) -> None:
-    """Trains from wherever `workdir` is to the end."""
+    """Trains to the end, from the newest step in `workdir` if there is one."""
     logging.basicConfig(level=logging.INFO, format="%(name)s: %(message)s")
     writer = metric_writers.create_default_writer(workdir, asynchronous=False)
     with flaxckpt.CheckpointManager(workdir, keep=flaxckpt.Keep(last=2), writer=writer) as ckpt:

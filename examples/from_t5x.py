@@ -1,8 +1,8 @@
-"""A checkpoint of T5X in a linen TrainState on a mesh, with nothing of T5X installed.
+"""Restores a T5X checkpoint into a linen TrainState on a mesh, without T5X.
 
-T5X wrote a msgpack file with the tree, and beside it a zarr array for each large parameter. The
-target is the TrainState of a flax loop, sharded by PartitionSpecs; each device gets its slices,
-read straight from the chunks that they are in, and Adam's moments go with their parameters.
+T5X writes a msgpack file with the tree, and a zarr array for each large parameter. The target is
+the TrainState of a flax loop, sharded by PartitionSpecs. Each device's slices are read from the
+chunks that hold them, and Adam's moments are sharded like their parameters.
 `python examples/from_t5x.py --workdir /tmp/from_t5x`
 """
 
@@ -29,11 +29,11 @@ SPECS = {
 
 
 class Encoder(nn.Module):
-    """Two layers, with the names that T5X gives their parts."""
+    """Two layers, named as in T5X."""
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """What the layers make of `x`."""
+        """The output of the layers for `x`."""
         for i in range(2):
             y = nn.gelu(nn.Dense(64, use_bias=False, name=f"layers_{i}_wi")(x))
             x = x + nn.Dense(32, use_bias=False, name=f"layers_{i}_wo")(y)
@@ -45,7 +45,7 @@ class Model(nn.Module):
 
     @nn.compact
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """What is made of `tokens`."""
+        """The output for `tokens`."""
         return Encoder(name="encoder")(nn.Embed(128, 32, name="token_embedder")(tokens))
 
 
@@ -56,7 +56,7 @@ def init(key: jax.Array) -> TrainState:
 
 
 def write_like_t5x(path: Path) -> None:
-    """Writes what T5X writes (version 3) at step 1000; stands for a checkpoint of somebody."""
+    """Writes a checkpoint as T5X (version 3) does at step 1000."""
 
     def stored(keys: tuple[Any, ...], array: jax.Array) -> Any:
         if array.ndim < 2:
@@ -77,7 +77,7 @@ def write_like_t5x(path: Path) -> None:
 
 
 def main(workdir: str) -> None:
-    """Restores the checkpoint and shows where its parts lie."""
+    """Restores the checkpoint and prints its shardings."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     mesh = Mesh(np.reshape(jax.devices(), (4, 2)), ("data", "model"))
@@ -90,7 +90,7 @@ def main(workdir: str) -> None:
         shard = kernel.addressable_shards[0].data.shape
         print(f"{name} of {kernel.shape} as {kernel.sharding.spec}: {shard} on each device")
     logits = state.apply_fn({"params": state.params}, np.arange(8)[None])
-    print(f"goes on at step {state.step}, Adam at {state.opt_state[0].count}: {logits.shape}")
+    print(f"resumes at step {state.step}, Adam at {state.opt_state[0].count}: {logits.shape}")
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The loop of Flax's ImageNet example: a data-parallel ResNet, of which the best step is kept.
+"""The loop of Flax's ImageNet example: a data-parallel ResNet that keeps its best step.
 
 Shows a TrainState with batch statistics and a cosine schedule, on a mesh of 8 devices (parts of the
-CPU) that each take a share of every batch; a step is saved with its accuracy when it is evaluated,
-and the best one is there at the end, beside the last two. The images are scikit-learn's digits.
-Interrupt and repeat it: `python examples/imagenet_style.py --workdir /tmp/imagenet_style`.
+CPU) that each process a share of every batch. Each evaluated step is saved with its accuracy, and
+the best step is kept in addition to the last two. The images are scikit-learn's digits. Interrupt
+and repeat it: `python examples/imagenet_style.py --workdir /tmp/imagenet_style`.
 """
 
 import argparse
@@ -25,7 +25,7 @@ Batch = dict[str, jax.Array]
 
 
 class ResNetBlock(nn.Module):
-    """Two convolutions beside a shortcut."""
+    """Two convolutions and a shortcut."""
 
     filters: int
     strides: int
@@ -33,7 +33,7 @@ class ResNetBlock(nn.Module):
 
     @nn.compact
     def __call__(self, x: jax.Array) -> jax.Array:
-        """What the block makes of `x`."""
+        """The output of the block for `x`."""
         y = nn.Conv(self.filters, (3, 3), self.strides, use_bias=False)(x)
         y = nn.relu(self.norm()(y))
         y = nn.Conv(self.filters, (3, 3), use_bias=False)(y)
@@ -45,7 +45,7 @@ class ResNetBlock(nn.Module):
 
 
 class ResNet(nn.Module):
-    """A small one."""
+    """A small ResNet."""
 
     @nn.compact
     def __call__(self, x: jax.Array, train: bool = True) -> jax.Array:
@@ -58,13 +58,13 @@ class ResNet(nn.Module):
 
 
 class TrainState(train_state.TrainState):
-    """All that the next step depends on."""
+    """Everything the next step depends on."""
 
     batch_stats: Any
 
 
 def create_learning_rate_fn(num_steps: int) -> optax.Schedule:
-    """A linear warmup, and then half a cosine."""
+    """A linear warmup followed by half a cosine."""
     warmup = num_steps // 10
     return optax.warmup_cosine_decay_schedule(0.01, 0.3, warmup, num_steps)
 
@@ -93,14 +93,14 @@ def train_step(state: TrainState, batch: Batch) -> tuple[TrainState, jax.Array]:
 
 @jax.jit
 def eval_step(state: TrainState, batch: Batch) -> jax.Array:
-    """The part of the images that `state` classifies rightly."""
+    """The accuracy of `state` on a batch."""
     variables = {"params": state.params, "batch_stats": state.batch_stats}
     logits = state.apply_fn(variables, batch["image"], train=False)
     return jnp.mean(logits.argmax(-1) == batch["label"])
 
 
 def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
-    """Trains from wherever `workdir` is to the end."""
+    """Trains to the end, from the newest step in `workdir` if there is one."""
     mesh = Mesh(jax.devices(), ("batch",))
     put = partial(jax.device_put, device=NamedSharding(mesh, PartitionSpec("batch")))
     digits, order = load_digits(), np.random.default_rng(0).permutation(1797)
@@ -123,7 +123,7 @@ def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
 
 
 def main(workdir: str, steps: int = 100, save_every: int = 10) -> None:
-    """Divides the CPU into 8 devices, and trains."""
+    """Splits the CPU into 8 devices and trains."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     train_and_evaluate(workdir, steps, save_every)

@@ -1,8 +1,8 @@
 """A linen CNN on handwritten digits, checkpointed by one line in the loop.
 
 Shows a TrainState with batch statistics and a dropout key, saved by `ckpt(step, state, ...)` and
-resumed by `ckpt.restore_or_init(...)`. A step depends on its number and the state alone, so that a
-run that is killed and repeated ends in the very same bits:
+resumed by `ckpt.restore_or_init(...)`. A train step depends only on its number and the state, so a
+run that is killed and resumed ends bitwise equal to an uninterrupted one:
 `python examples/linen_digits.py --workdir /tmp/linen_digits`.
 """
 
@@ -20,7 +20,7 @@ import flaxckpt
 
 
 class TrainState(train_state.TrainState):
-    """All that the next step depends on."""
+    """Everything the next step depends on."""
 
     batch_stats: Any
     dropout_key: jax.Array
@@ -77,7 +77,7 @@ def accuracy(state: TrainState, images: np.ndarray, labels: np.ndarray) -> float
 
 
 def main(workdir: str, steps: int = 400, save_every: int = 50) -> None:
-    """Trains from wherever `workdir` is to the end."""
+    """Trains to the end, from the newest step in `workdir` if there is one."""
     images, labels = load_data()
     schedule = flaxckpt.Every(steps=save_every, at=[steps - 1])
     with flaxckpt.CheckpointManager(workdir, save_every=schedule) as ckpt:

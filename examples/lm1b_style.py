@@ -1,10 +1,10 @@
-"""The loop of Flax's lm1b example: a language model on a mesh, and the batches that it has seen.
+"""The loop of Flax's lm1b example: a language model on a mesh, and its data iterator.
 
 Shows a linen transformer on 4 x 2 devices (eight parts of the CPU), its parameters and Adam's
 moments sharded by `RULES`, trained on the docstrings of Python's standard library. grain's iterator
-is saved beside the state as `data=`, so that a run that is repeated goes on with the batch that
-comes next. For any mesh, or none, `flaxckpt.abstract_state` says where each leaf is to lie, and
-`ckpt.restore` puts it there. It needs grain (`pip install grain`). Interrupt and repeat it:
+is saved as the item `data`, so a resumed run continues with the next batch. For any mesh, or none,
+`flaxckpt.abstract_state` determines the sharding of each leaf, and `ckpt.restore` applies it. It
+needs grain (`pip install grain`). Interrupt and repeat it:
 `python examples/lm1b_style.py --workdir /tmp/lm1b_style`.
 """
 
@@ -51,7 +51,7 @@ class TransformerLM(nn.Module):
 
 
 def create_learning_rate_schedule(step: jax.Array) -> jax.Array:
-    """A linear warmup, and then the inverse square root of the step."""
+    """A linear warmup followed by the inverse square root of the step."""
     return 0.01 * jax.numpy.minimum((step + 1) / 10, jax.lax.rsqrt((step + 1) / 10))
 
 
@@ -63,7 +63,7 @@ def create_train_state(rng: jax.Array) -> TrainState:
 
 
 def get_dataset() -> grain.MapDataset:
-    """Pieces of the text in batches, in another order in each epoch, without an end."""
+    """Endless batches of pieces of the text, shuffled in each epoch."""
     objects = (o for m in MODULES.split() for o in vars(importlib.import_module(m)).values())
     docs = "\n".join(inspect.getdoc(o) or "" for o in objects if callable(o)).encode()
     text = np.frombuffer(docs, np.uint8, len(docs) // 65 * 65).reshape(-1, 65)
@@ -92,7 +92,7 @@ def restore_elsewhere(
 
 
 def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
-    """Trains on one mesh from wherever `workdir` is to the end, then restores on several."""
+    """Trains on one mesh to the end, resuming from `workdir`, then restores on other meshes."""
     mesh, other = (Mesh(np.reshape(jax.devices(), n), ("data", "model")) for n in ((4, 2), (2, 4)))
     data = iter(get_dataset())
     every = flaxckpt.Every(steps=save_every, at=[steps - 1])
@@ -120,7 +120,7 @@ def train_and_evaluate(workdir: str, steps: int, save_every: int) -> None:
 
 
 def main(workdir: str, steps: int = 40, save_every: int = 10) -> None:
-    """Divides the CPU into 8 devices, and trains."""
+    """Splits the CPU into 8 devices and trains."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     train_and_evaluate(workdir, steps, save_every)

@@ -1,8 +1,8 @@
-"""A job of several processes: preempted, and resumed by another number of processes.
+"""A multi-process job that is preempted, and resumed by another number of processes.
 
-Starts two processes of itself with two devices each, which train one linear model together. One of
-them gets a SIGTERM, as from a scheduler that wants its machine back; both save at the same step and
-end. Then one process with four devices goes on from there, on a transposed mesh:
+Starts two processes of itself with two devices each, which train one linear model together. One
+process receives a SIGTERM, as from a scheduler that preempts it; both save at the same step and
+exit. Then one process with four devices resumes the run on a transposed mesh:
 `python examples/many_processes.py --workdir /tmp/many_processes`.
 """
 
@@ -36,7 +36,7 @@ def init(key: jax.Array) -> TrainState:
 
 
 def train(workdir: str, shape: tuple[int, int]) -> None:
-    """One process of a job: trains until all is done, or the job is preempted."""
+    """One process of a job: trains to the end, or until the job is preempted."""
     mesh = jax.make_mesh(shape, ("data", "model"), (jax.sharding.AxisType.Auto,) * 2)
     every = flaxckpt.Every(steps=100, at=[STEPS])
     with flaxckpt.CheckpointManager(workdir, save_every=every) as ckpt:

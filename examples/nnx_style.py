@@ -1,10 +1,10 @@
 """The loop of Flax's nnx example: a CNN, its optimizer and its random streams, restored in place.
 
-Shows what is saved by `ckpt(step, (model, optimizer, rngs))` and put back into the very same
-objects by `ckpt.update(model, optimizer, rngs)`. The dropout layer keeps its key and its counter in
-the model, the batch norms keep their statistics there, and `rngs` shifts the images: all of it goes
-on where it was. The images are scikit-learn's digits. Interrupt and repeat it:
-`python examples/nnx_style.py --workdir /tmp/nnx_style`.
+`ckpt(step, (model, optimizer, rngs))` saves three objects, and
+`ckpt.update(model, optimizer, rngs)` restores them in place. The dropout layer keeps its key and
+its counter in the model, the batch norms keep their statistics there, and `rngs` shifts the images;
+all of them resume where they stopped. The images are scikit-learn's digits. Interrupt and repeat
+it: `python examples/nnx_style.py --workdir /tmp/nnx_style`.
 """
 
 import argparse
@@ -69,7 +69,7 @@ def accuracy(model: CNN, images: np.ndarray, labels: np.ndarray) -> float:
 
 
 def main(workdir: str, steps: int = 400, save_every: int = 50) -> None:
-    """Trains from wherever `workdir` is to the end."""
+    """Trains to the end, from the newest step in `workdir` if there is one."""
     images, labels = load_data()
     rngs = nnx.Rngs(0, augment=1)
     model = CNN(rngs)

@@ -1,9 +1,9 @@
-"""The loop of Flax's PPO example: an actor, a critic and all they play with, in one dict.
+"""The loop of Flax's PPO example: actor, critic, environment and PRNG key in one dict.
 
-Shows two TrainStates, the critic's target that follows it, the carts that balance their poles and
-the PRNG key, saved together and resumed in the middle of every episode; the two steps with the best
-return are kept beside the last two. The environment is the well-known cart and pole, in jax.
-Interrupt and repeat it: `python examples/ppo_style.py --workdir /tmp/ppo_style`.
+Shows two TrainStates, the target of the critic, the carts with their poles and the PRNG key, saved
+together and resumed in the middle of every episode. The two steps with the best return are kept in
+addition to the last two. The environment is the well-known cart and pole, in jax. Interrupt and
+repeat it: `python examples/ppo_style.py --workdir /tmp/ppo_style`.
 """
 
 import argparse
@@ -50,7 +50,7 @@ def env_step(env: dict, action: jax.Array, key: jax.Array) -> tuple[dict, jax.Ar
 
 
 def init(key: jax.Array, steps: int) -> dict:
-    """All that the next step depends on, before the first of `steps` steps."""
+    """Everything the next step depends on, before the first of `steps` steps."""
     keys = jax.random.split(key, 4)
     tx = optax.adam(optax.linear_schedule(3e-3, 0, steps * EPOCHS * MINIBATCHES))
     actor, critic = (
@@ -126,7 +126,7 @@ def train_step(agent: dict) -> tuple[dict, jax.Array]:
 
 
 def main(workdir: str, steps: int = 60, save_every: int = 5) -> None:
-    """Trains from wherever `workdir` is to the end."""
+    """Trains to the end, from the newest step in `workdir` if there is one."""
     every = flaxckpt.Every(steps=save_every, at=[steps - 1])
     keep = flaxckpt.Keep(last=2, best=2, metric="return", mode="max")
     with flaxckpt.CheckpointManager(workdir, save_every=every, keep=keep) as ckpt:

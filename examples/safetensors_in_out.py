@@ -1,8 +1,8 @@
-"""A model out to a safetensors file and in again, under other names and on another mesh.
+"""Exports a model to safetensors and imports it under other names, on another mesh.
 
-Trains a linen model on handwritten digits on one mesh, writes its parameters in bfloat16, with the
-names that somebody else wants, and starts a new run from that file; what it has not (the step, the
-optimizer's state) is new. `python examples/safetensors_in_out.py --workdir /tmp/in_out`
+Trains a linen model on handwritten digits on one mesh, writes its parameters in bfloat16 under the
+names of another library, and starts a new run from that file. The step and the optimizer state,
+which the file lacks, are initialised. `python examples/safetensors_in_out.py --workdir /tmp/in_out`
 """
 
 import argparse
@@ -58,7 +58,7 @@ def train_step(state: TrainState, images: jax.Array, labels: jax.Array) -> Train
 
 
 def theirs(name: str) -> str | None:
-    """What a tensor is called in the file; `None` for what is not to be in it."""
+    """The name of a tensor in the file; `None` omits it."""
     return name.replace("params.", "model.") if name.startswith("params.") else None
 
 

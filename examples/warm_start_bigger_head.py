@@ -1,8 +1,9 @@
-"""A run that begins with the weights of somebody else's Orbax checkpoint, and a bigger head.
+"""A run that starts from the weights of an Orbax checkpoint, with a bigger head.
 
-The checkpoint is of a classifier of the digits 0 to 4; the model of this run learns all ten. The
-old parameters are kept, the head gets five more columns, optimizer and step begin anew. The second
-time it goes on from its own run: `python examples/warm_start_bigger_head.py --workdir /tmp/warm`.
+The checkpoint holds a classifier of the digits 0 to 4; the model of this run learns all ten. The
+old parameters are kept, the head gets five more columns, and optimizer and step are initialised.
+When repeated, the run resumes from its own newest step:
+`python examples/warm_start_bigger_head.py --workdir /tmp/warm`.
 """
 
 import argparse
@@ -51,13 +52,13 @@ def train_step(state: TrainState, images: jax.Array, labels: jax.Array) -> Train
 
 
 def right(state: TrainState) -> str:
-    """How many of all images are recognised."""
+    """The share of all images that are classified correctly."""
     found = state.apply_fn({"params": state.params}, IMAGES).argmax(-1)
     return f"{np.mean(found == LABELS):.0%}"
 
 
 def old_checkpoint(path: Path) -> None:
-    """Trains the old classifier and saves it with Orbax; stands for what somebody else did."""
+    """Trains the old classifier and saves it with Orbax, as its authors would have."""
     import orbax.checkpoint as ocp
 
     state, few = init(jax.random.key(1), 5), LABELS < 5
@@ -68,7 +69,7 @@ def old_checkpoint(path: Path) -> None:
 
 
 def main(workdir: str) -> None:
-    """Trains 30 steps more, from wherever `workdir` is."""
+    """Trains 30 more steps, from the newest step in `workdir` if there is one."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
     mesh = Mesh(np.reshape(jax.devices(), (2, 4)), ("data", "model"))

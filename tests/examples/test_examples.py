@@ -102,13 +102,13 @@ def test_an_example_resumes_bit_for_bit(name, kept, left, tmp_path):
 
 
 def check_nnx(run, output):
-    """Every stream of random numbers has gone on."""
+    """Every stream of random numbers has resumed."""
     del run
     assert "10 dropout masks, 10 shifts drawn" in output
 
 
 def check_lm1b(run, output):
-    """The state is restored on every mesh, and the batches have gone on."""
+    """The state is restored on every mesh, and the data iterator has resumed."""
     where = re.findall(r"restored on (.*): loss [0-9.]+\n", output)
     assert where == ["{'data': 2, 'model': 4}", "one device"]
     saved = flaxckpt.inspect(run / "9")
@@ -122,7 +122,7 @@ def check_lm1b(run, output):
 
 
 def check_clu(run, output):
-    """The costs of saves are where TensorBoard finds them."""
+    """TensorBoard finds the costs of saves."""
     del output
     costs = flaxckpt.metric_from_tensorboard("checkpoint/seconds", run)()
     assert costs.keys() == {0, 4, 8, 9}
@@ -140,8 +140,7 @@ def test_the_best_steps_are_kept_and_the_rest_resumes_bit_for_bit(name, metric, 
     first = run_example(f"{name}.py", tmp_path, *args)
     assert first.startswith("started\n")
     uninterrupted = final(run)
-    keep = flaxckpt.Keep(last=2, best=2, metric=metric, mode="max")
-    with flaxckpt.CheckpointManager(run, keep=keep) as ckpt:
+    with flaxckpt.CheckpointManager(run) as ckpt:  # the run records its metric and mode
         kept, best_step = ckpt.steps(), ckpt.best_step()
         assert kept[-2:] == [8, 9]
         reached = re.findall(rf"step (\d+):.* {metric} ([0-9.]+)", first)
@@ -191,7 +190,7 @@ def test_a_checkpoint_of_t5x_is_restored_in_slices(tmp_path):
     for name in ("parameter", "moment"):
         where = rf"{name} of \(32, 64\) as P.*\('data', 'model'\): \(8, 32\) on each device\n"
         assert re.search(where, output)
-    assert output.splitlines()[-1] == "goes on at step 1000, Adam at 1000: (1, 8, 32)"
+    assert output.splitlines()[-1] == "resumes at step 1000, Adam at 1000: (1, 8, 32)"
     assert flaxckpt.restore(tmp_path / "here" / "checkpoint_1000")["step"] == 1000
 
 
