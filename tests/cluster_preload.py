@@ -17,14 +17,11 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-import flax.linen  # noqa: F401 - the modules of the bodies import it, and what follows
 import jax
-import jax.experimental.multihost_utils
-import optax  # noqa: F401
-import pytest  # noqa: F401
-import tensorstore  # noqa: F401
+import pytest  # noqa: F401 - the modules of the bodies import it, and what follows
 
-import flaxckpt  # noqa: F401
+import tests.stores
+import tests.warm  # noqa: F401
 
 START_SECS = 60
 

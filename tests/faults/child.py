@@ -23,6 +23,7 @@ import numpy as np
 
 import flaxckpt
 import flaxckpt.run.writer
+import tests.warm  # noqa: F401 - for all workers once
 from flaxckpt.store import local
 from flaxckpt.store.local import remove
 
