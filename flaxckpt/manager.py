@@ -8,7 +8,7 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, Unpack
+from typing import Any, Literal, Self, TypeVar, Unpack, overload
 
 from etils import epath
 from jax.sharding import Mesh
@@ -18,8 +18,12 @@ from flaxckpt.errors import BackgroundSaveError, InvalidMetricError, ManagerErro
 from flaxckpt.formats.opening import open_source
 from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
-from flaxckpt.restoring.fit import Fit, FitArguments
 from flaxckpt.restoring.restore import restore_tree
+from flaxckpt.restoring.restore_plan import (
+    RestoreArguments,
+    lists_restore_arguments,
+    restore_arguments,
+)
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
 from flaxckpt.run.local_tier import LocalTier, OnCorrupt, RequestFn, Restoration, Sources, open_tier
@@ -37,6 +41,7 @@ from flaxckpt.store.store import PathLike, locate
 from flaxckpt.tree import nnx_objects
 
 logger = logging.getLogger("flaxckpt")
+T = TypeVar("T")
 
 
 class CheckpointManager:
@@ -256,6 +261,27 @@ class CheckpointManager:
 
     # Restoring
 
+    @overload
+    def restore(
+        self,
+        target: None = None,
+        *,
+        step: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
+        items: Mapping[str, Any] | None = None,
+        **how: Unpack[RestoreArguments],
+    ) -> Any: ...
+    @overload
+    def restore(
+        self,
+        target: T,
+        *,
+        step: int | None = None,
+        on_corrupt: OnCorrupt = "raise",
+        items: Mapping[str, Any] | None = None,
+        **how: Unpack[RestoreArguments],
+    ) -> T: ...
+    @lists_restore_arguments
     def restore(
         self,
         target: Any = None,
@@ -263,7 +289,7 @@ class CheckpointManager:
         step: int | None = None,
         on_corrupt: OnCorrupt = "raise",
         items: Mapping[str, Any] | None = None,
-        **how: Unpack[FitArguments],
+        **how: Unpack[RestoreArguments],
     ) -> Any:
         """Restores the newest step, or `step`. What was done is in `report` afterwards.
 
@@ -282,8 +308,8 @@ class CheckpointManager:
           ItemError: when an item does not fit what it is to be restored into.
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
-        wanted = Restoration(target, Fit(**how), step, on_corrupt, items)
-        return self._restore(wanted)
+        arguments = restore_arguments(**how)
+        return self._restore(Restoration(target, arguments, step, on_corrupt, items))
 
     def _restore(self, wanted: Restoration) -> Any:
         """As `restore`."""
@@ -296,9 +322,10 @@ class CheckpointManager:
         self._restored_step = step
         return tree
 
+    @lists_restore_arguments
     def restore_or_init(
         self,
-        init_fn: Callable[..., Any],
+        init_fn: Callable[..., T],
         *args: Any,
         mesh: Mesh | None = None,
         rules: Rules | None = None,
@@ -306,8 +333,8 @@ class CheckpointManager:
         on_corrupt: OnCorrupt = "raise",
         items: Mapping[str, Any] | None = None,
         init_from: PathLike | None = None,
-        **how: Unpack[FitArguments],
-    ) -> Any:
+        **how: Unpack[RestoreArguments],
+    ) -> T:
         """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
 
         Either way every leaf lies where `abstract_state` with these arguments says, and
@@ -331,27 +358,31 @@ class CheckpointManager:
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
         initial = InitialState(init_fn, args, mesh, rules, specs)
-        fit = Fit(**how)
+        arguments = restore_arguments(**how)
         self.wait()
+        tree: T
         if not self._sources.is_empty():
-            fit = fit if init_from is None else Fit()
-            here = Restoration(initial.abstract, fit, None, on_corrupt, items, initial.leaves)
-            return self._restore(here)
-        if init_from is None:
-            return initial.tree()
-        source = open_source(init_from, self._options)
-        found = restore_tree(source, initial.abstract, fit, self._options, initial.leaves)
-        tree, self.report = found
-        logger.info("%s", self.report)
+            own = arguments if init_from is None else restore_arguments()
+            here = Restoration(initial.abstract, own, None, on_corrupt, items, initial.leaves)
+            tree = self._restore(here)
+        elif init_from is None:
+            tree = initial.tree()
+        else:
+            source = open_source(init_from, self._options)
+            tree, self.report = restore_tree(
+                source, initial.abstract, arguments, self._options, initial.leaves
+            )
+            logger.info("%s", self.report)
         return tree
 
+    @lists_restore_arguments
     def update(
         self,
         *objects: Any,
         step: int | None = None,
         on_corrupt: OnCorrupt = "raise",
         items: Mapping[str, Any] | None = None,
-        **how: Unpack[FitArguments],
+        **how: Unpack[RestoreArguments],
     ) -> int | None:
         """Restores nnx modules, optimizers and other nnx objects in place.
 
@@ -378,7 +409,8 @@ class CheckpointManager:
             return None
         target = objects[0] if len(objects) == 1 else objects
         found = nnx_objects.split(target)[0]
-        restored = self._restore(Restoration(found, Fit(**how), step, on_corrupt, items))
+        arguments = restore_arguments(**how)
+        restored = self._restore(Restoration(found, arguments, step, on_corrupt, items))
         nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
         return self._last_step
 

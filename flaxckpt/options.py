@@ -133,7 +133,7 @@ def context_spec(scheme: str, settings: ObjectStore) -> dict[str, Any]:
 
 
 MIB = 1 << 20
-# One dtype for all floating arrays, or dtypes by pattern (`re.fullmatch`) over key paths.
+# One dtype for all floating arrays, or dtypes by pattern over key paths.
 SaveDtype = str | Mapping[str, str]
 # Encoded chunks in flight: enough to keep a disk busy while the next ones are made.
 BUFFER_BYTES = 96 * MIB

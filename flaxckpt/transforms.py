@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import difflib
 import math
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from typing import Any, Literal
 
 import jax
@@ -18,6 +17,7 @@ from flaxckpt.leaves.lazy_array import LazyArray, layer, recast, resized, stacke
 from flaxckpt.leaves.spec import ARRAY_KINDS, LeafSpec
 from flaxckpt.sharding.chunks import Shape
 from flaxckpt.source.leaf import Leaf, as_leaf
+from flaxckpt.tree.keypaths import pattern_matches
 
 # What all transforms have in common.
 #
@@ -26,8 +26,9 @@ from flaxckpt.source.leaf import Leaf, as_leaf
 # function of the user's. They are applied in order, and only what the target needs of the result is
 # read.
 #
-# Patterns are regular expressions that must match a whole key path (`re.fullmatch`). A rule that
-# matches nothing is an error, unless it is `optional`.
+# A pattern is the key path of a node, for all leaves of its subtree, or a regular expression that
+# must match a whole key path (`re.fullmatch`). A rule that matches nothing is an error, unless it
+# is `optional`.
 
 
 State = dict[str, Leaf]
@@ -59,36 +60,36 @@ def transformed(state: State, target: Target, transforms: Iterable[Transform]) -
 
 
 def matches(
-    rule: Any, pattern: str, names: Iterable[str], optional: bool
+    rule: Any, pattern: str, names: Collection[str], optional: bool
 ) -> dict[str, re.Match[str]]:
-    """The names that `pattern` matches as a whole, with the match.
+    """The leaves that `pattern` selects, with the match; see `pattern_matches`.
 
     Raises:
-      RuleError: when it is no regular expression, or matches none.
+      RuleError: when it is not a valid regular expression, or selects nothing.
     """
-    try:
-        compiled = re.compile(pattern)
-    except re.error as error:
-        raise RuleError(
-            f"{rule!r:.300}: {pattern!r} is no regular expression: {error}. Correct it."
-        ) from None
-    names = list(names)
-    found = {name: match for name in names if (match := compiled.fullmatch(name))}
-    if not found and not optional:
-        close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or names[:3]
-        raise RuleError(
-            f"{rule!r:.300}: {pattern!r} matches no key path as a whole. The closest are "
-            f"{', '.join(close) or 'none: there is nothing'}. Correct it, or pass optional=True."
-        )
-    return found
+    advice = "Fix the pattern, or pass optional=True."
+    return pattern_matches(pattern, names, f"{rule!r:.300}", optional=optional, advice=advice)
 
 
 def expand(rule: Any, match: re.Match[str], template: str) -> str:
-    """`template` with the groups of `match`.
+    """`template` with the groups of `match`, and what follows a match of the path of a node.
 
     Raises:
       RuleError: when it names a group that there is not.
     """
+    return _with_rest(_expanded(rule, match, template), match)
+
+
+def _with_rest(name: str, match: re.Match[str]) -> str:
+    """`name`, and below it the part of the key path that follows the path of a node."""
+    rest = match.string[match.end() :].strip("/")
+    if not rest:
+        return name
+    return f"{name}/{rest}" if name else rest
+
+
+def _expanded(rule: Any, match: re.Match[str], template: str) -> str:
+    """`template` with the groups of `match`."""
     try:
         return match.expand(template)
     except (re.error, IndexError) as error:
@@ -143,9 +144,9 @@ class Apply:
     results that are needed are all on the host until the restore ends.
 
     Attributes:
-      pattern: a regular expression.
+      pattern: the key path of a node, or a regular expression.
       fn: makes the value: an array, or anything a checkpoint can hold.
-      inputs: regular expressions.
+      inputs: key paths of nodes, or regular expressions.
       output: the key path of the result, as the replacement of `re.sub`.
       keep: whether the inputs stay.
       optional: whether it may match nothing.
@@ -224,8 +225,9 @@ class Rename:
     r"""Moves each leaf that `pattern` matches to the key path that `replacement` makes of it.
 
     Attributes:
-      pattern: a regular expression.
-      replacement: as for `re.sub`, with the groups of `pattern`.
+      pattern: the key path of a node, or a regular expression.
+      replacement: as for `re.sub`, with the groups of `pattern`. For the key path of a node, the
+        new key path of that node.
       optional: whether it may match nothing.
 
     Example:
@@ -254,7 +256,7 @@ class Drop:
     """Takes out each leaf that `pattern` matches; it is not read.
 
     Attributes:
-      pattern: a regular expression.
+      pattern: the key path of a node, or a regular expression.
       optional: whether it may match nothing.
     """
 
@@ -349,7 +351,7 @@ class Unstack:
     r"""Makes one array for each layer of a stacked one: the inverse of `Stack`.
 
     Attributes:
-      pattern: a regular expression.
+      pattern: the key path of a node, or a regular expression.
       output: the key paths of the results, as the replacement of `re.sub`; `{index}` in it becomes
         the number of the layer.
       axis: the axis of the layers.
@@ -384,7 +386,8 @@ class Unstack:
     def _name(self, match: re.Match[str], index: int) -> str:
         """The key path of one layer."""
         # Not one template: after a group's number, a digit would be taken for a part of it.
-        return str(index).join(expand(self, match, part) for part in self.output.split("{index}"))
+        parts = (_expanded(self, match, part) for part in self.output.split("{index}"))
+        return _with_rest(str(index).join(parts), match)
 
     def _layers(self, leaf: Leaf) -> Iterable[Leaf]:
         """The layers of one leaf."""
@@ -448,7 +451,7 @@ class Resize:
     What both have in common, from index 0 on, stays where it is.
 
     Attributes:
-      pattern: a regular expression.
+      pattern: the key path of a node, or a regular expression.
       pad: the value of new elements; without it an axis must not grow.
       truncate: whether an axis may lose its last elements.
       optional: whether it may match nothing.
@@ -531,7 +534,7 @@ class Fallback:
     """Gives the leaves of the target that `pattern` matches a value where the state has none.
 
     Attributes:
-      pattern: a regular expression over the key paths of the target.
+      pattern: the key path of a node of the target, or a regular expression.
       value: one value for all of them; or `"target"`, for the value that the target has.
       optional: whether it may match nothing.
     """
@@ -567,7 +570,7 @@ class Cast:
     """Converts the arrays that `pattern` matches to `dtype`, whatever is lost by that.
 
     Attributes:
-      pattern: a regular expression.
+      pattern: the key path of a node, or a regular expression.
       dtype: a dtype or its name.
       optional: whether it may match nothing.
     """

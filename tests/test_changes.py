@@ -9,12 +9,15 @@ import optax
 import pytest
 from flax import linen as nn
 from flax.core import freeze
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats.opening import open_source
-from flaxckpt.restoring.fit import Fit
+from flaxckpt.leaves.kinds import describe
 from flaxckpt.restoring.restore import restore_tree
+from flaxckpt.restoring.restore_plan import restore_arguments
+from tests.trees import assert_same
 
 ADAM = optax.adam(1e-3)
 GONE = object()
@@ -41,7 +44,7 @@ def path(tmp_path_factory):
 def restored(path, target, **how):
     """The tree and the report."""
     return restore_tree(
-        open_source(path, flaxckpt.Options()), target, Fit(**how), flaxckpt.Options()
+        open_source(path, flaxckpt.Options()), target, restore_arguments(**how), flaxckpt.Options()
     )
 
 
@@ -128,8 +131,9 @@ def test_one_array_recast(path):
         path,
         "1 of 7",
         "  dtype  params/kernel  checkpoint: float32[4,8]  target: bfloat16[4,8]",
-        'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats to wider '
-        "floats only). 64-bit types need jax_enable_x64.",
+        'Give the target the saved dtypes, or pass dtype="saved" to get them, or dtype="cast" to '
+        'convert them (dtype="widen" for floats to wider floats only). 64-bit types need '
+        "jax_enable_x64.",
     )
     tree, report = restored(path, target, dtype="cast")
     assert tree["params"]["kernel"].dtype == jnp.bfloat16
@@ -151,6 +155,105 @@ def test_a_float_is_widened_only_when_that_was_said(tmp_path):
         flaxckpt.restore(tmp_path / "c", target, dtype="widen")
 
 
+MESH = jax.make_mesh((8,), ("x",), axis_types=(AxisType.Auto,))
+ROWS = NamedSharding(MESH, PartitionSpec("x"))
+# The saved leaf, the target's, and the one that dtype="saved" gives.
+DTYPES = {
+    "floats": (jnp.ones(2, jnp.bfloat16), jnp.zeros(2), jnp.ones(2, jnp.bfloat16)),
+    "ints": (np.ones(2, np.int8), np.zeros(2, np.float64), np.ones(2, np.int8)),
+    "numpy for jax": (np.ones(2, np.float16), jnp.zeros(2), jnp.ones(2, jnp.float16)),
+    "jax for numpy": (jnp.ones(2), np.zeros(2), np.ones(2, np.float32)),
+    "numpy scalar": (np.float16(1), np.float32(0), np.float16(1)),
+    "number for an array": (3, jnp.float32(0), jnp.int32(3)),
+    "number for a numpy array": (3, np.zeros(()), np.array(3)),
+    "array for a number": (jnp.float32(1.5), 0, 1.5),
+    "the same": (jnp.ones(2), jnp.zeros(2), jnp.ones(2)),
+    "a number that fits": (3, jnp.int8(0), jnp.int8(3)),
+}
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_the_saved_dtype_is_given_where_the_targets_differs(name, tmp_path):
+    saved, target, expected = DTYPES[name]
+    flaxckpt.save(tmp_path / "c", {"a": saved, "b": [1.0]})
+    tree, report = restored(tmp_path / "c", {"a": target, "b": [0.0]}, dtype="saved")
+    assert_same(tree, {"a": expected, "b": [1.0]})
+    if name in ("the same", "a number that fits"):
+        assert report.saved_dtype == ()
+        assert "saved dtype" not in str(report)
+    else:
+        ((leaf, wanted, got),) = report.saved_dtype
+        assert (leaf, wanted, got) == ("a", described(target), described(expected))
+        assert "1 in the saved dtype" in str(report)
+        with pytest.raises(errors.StructureMismatchError, match="dtype  a"):
+            flaxckpt.restore(tmp_path / "c", {"a": target, "b": [0.0]})
+
+
+def described(leaf):
+    return str(describe(leaf, "a")[0])
+
+
+def test_the_saved_dtype_on_the_sharding_of_the_target(tmp_path):
+    flaxckpt.save(tmp_path / "c", {"w": jnp.arange(8, dtype=jnp.bfloat16)})
+    target = {"w": jax.ShapeDtypeStruct((8,), jnp.float32, sharding=ROWS)}
+    tree, report = restored(tmp_path / "c", target, dtype="saved")
+    assert (tree["w"].dtype, tree["w"].sharding) == (jnp.bfloat16, ROWS)
+    np.testing.assert_array_equal(tree["w"], np.arange(8))
+    assert report.saved_dtype == (("w", "float32[8]", "bfloat16[8]"),)
+    assert report.cast == ()
+
+
+def test_the_saved_dtype_changes_no_shape_kind_or_key(tmp_path):
+    for saved, target in (
+        (jnp.ones(2), jnp.ones(3, jnp.bfloat16)),
+        (1, "text"),
+        (1, 1.5),
+        (jax.random.key(0), jax.random.key(0, impl="rbg")),
+    ):
+        flaxckpt.save(tmp_path / "c", saved, overwrite=True)
+        with pytest.raises(errors.StructureMismatchError):
+            flaxckpt.restore(tmp_path / "c", target, dtype="saved")
+
+
+def test_the_saved_dtype_in_a_run_that_drifted(tmp_path):
+    """A train step gave float32 where the first state had bfloat16."""
+
+    def init():
+        return {"w": jnp.zeros(8, jnp.bfloat16), "new": jnp.ones(1)}
+
+    with flaxckpt.CheckpointManager(tmp_path / "run") as ckpt:
+        ckpt.save(1, {"w": jnp.full(8, 0.1)})
+        how = {"mesh": MESH, "specs": {"w": PartitionSpec("x")}, "missing": {"new": "init"}}
+        with pytest.raises(errors.StructureMismatchError):
+            ckpt.restore_or_init(init, **how)
+        tree = ckpt.restore_or_init(init, dtype="saved", **how)
+        assert (tree["w"].dtype, tree["w"].sharding) == (jnp.float32, ROWS)
+        np.testing.assert_array_equal(tree["w"], np.full(8, 0.1, np.float32))
+        assert ckpt.report.saved_dtype == (("w", "bfloat16[8]", "float32[8]"),)
+        assert ckpt.report.initialised == ("new",)
+
+
+class Described:
+    """A leaf that says what an array is like."""
+
+    def __init__(self, array, sharding=None):
+        self.shape, self.dtype, self.sharding = array.shape, array.dtype, sharding
+
+
+def test_a_target_of_leaves_that_only_describe_arrays(path):
+    target = jax.tree.map(Described, state())
+    target["params"]["bias"].sharding = ROWS
+    target["params"]["kernel"].dtype = "float32"
+    tree = flaxckpt.restore(path, target)
+    assert tree["params"]["bias"].sharding == ROWS
+    assert_same(jax.device_get(tree), jax.device_get(state()))
+    target["params"]["bias"].shape = (7,)
+    assert "shape  params/bias" in message(path, target)
+    target["params"]["more"] = Described(jnp.ones(3))
+    with pytest.raises(errors.RuleError, match="no value for params/more, and the target is abs"):
+        flaxckpt.restore(path, target, only="params/more|step|params/kernel", missing="init")
+
+
 def test_one_array_missing(path):
     target = with_params(scale=jnp.full(3, 5.0))
     assert message(path, target) == refusal(
@@ -160,7 +263,7 @@ def test_one_array_missing(path):
         'Build the target the way the saved state was built, or allow gaps with missing="init" '
         'and unexpected="ignore".',
     )
-    for policy in ("init", {"params/sca.*": "init"}):
+    for policy in ("init", {"params/sca.*": "init"}, {"params": "init"}, {"params/scale": "init"}):
         tree, report = restored(path, target, missing=policy)
         np.testing.assert_array_equal(tree["params"]["scale"], np.full(3, 5.0))
         np.testing.assert_array_equal(tree["params"]["kernel"], params()["kernel"])
@@ -187,7 +290,7 @@ def test_one_array_too_many(path):
         'Build the target the way the saved state was built, or allow gaps with missing="init" '
         'and unexpected="ignore".',
     )
-    for policy in ("ignore", {".*/bias": "ignore"}):
+    for policy in ("ignore", {".*/bias": "ignore"}, {"params": "ignore"}):
         tree, report = restored(path, target, unexpected=policy)
         assert list(tree["params"]) == ["kernel"]
         assert report.ignored == ("params/bias",)

@@ -683,20 +683,27 @@ CASES = {
         ),
         "unexpected": (
             restore(TREE, TREE, unexpected={"b": "ignore"}),
-            "unexpected={'b': ...} matches no key path. Correct it.",
+            "unexpected: 'b' matches no key path as a whole. The closest are w. Fix the pattern.",
+        ),
+        "glob": (
+            restore({"params": TREE}, None, only="params/*"),
+            (
+                "only='params/*': 'params/*' matches no key path as a whole. Patterns are regular "
+                "expressions, not globs: use 'params/.*'."
+            ),
         ),
         "missing": (
             restore(TREE, TREE, missing={"(": "init"}),
             (
-                "missing={'(': ...} is no regular expression: missing ), unterminated subpattern "
-                "at position 0. Correct it."
+                "missing: '(' is not a valid regular expression: missing ), unterminated "
+                "subpattern at position 0. Fix the pattern."
             ),
         ),
         "no expression": (
             transform(flaxckpt.Rename("(", "b"), a=TWO),
             (
-                "Rename(pattern='(', replacement='b', optional=False): '(' is no regular "
-                "expression: missing ), unterminated subpattern at position 0. Correct it."
+                "Rename(pattern='(', replacement='b', optional=False): '(' is not a valid regular "
+                "expression: missing ), unterminated subpattern at position 0. Fix the pattern."
             ),
         ),
         "no such group": (
@@ -711,7 +718,7 @@ CASES = {
             transform(flaxckpt.Drop("b"), a=TWO),
             (
                 "Drop(pattern='b', optional=False): 'b' matches no key path as a whole. The "
-                "closest are a. Correct it, or pass optional=True."
+                "closest are a. Fix the pattern, or pass optional=True."
             ),
         ),
         "a key path": (
@@ -1099,8 +1106,9 @@ CASES = {
             (
                 "the checkpoint at {path} does not fit the target (1 of 1 leaves)\n"
                 "  dtype  a  checkpoint: float32[2]  target: bfloat16[2]\n"
-                'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats '
-                "to wider floats only). 64-bit types need jax_enable_x64."
+                'Give the target the saved dtypes, or pass dtype="saved" to get them, or '
+                'dtype="cast" to convert them (dtype="widen" for floats to wider floats only). '
+                "64-bit types need jax_enable_x64."
             ),
         ),
         "shape": (

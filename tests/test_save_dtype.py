@@ -307,3 +307,16 @@ def test_what_is_no_pattern_is_refused(pattern):
     """Not at the first save, hours later."""
     with pytest.raises(ValueError, match=r"Options\.save_dtype"):
         Options(save_dtype={pattern: "float16"})
+
+
+def test_a_pattern_may_be_the_path_of_a_node(tmp_path):
+    tree = {"params": {"a": np.ones(2, np.float32)}, "opt": np.ones(2, np.float32)}
+    restored = saved(tmp_path / "x", tree, {"params": "bfloat16", ".*": "float16"})
+    assert (restored["params"]["a"].dtype, restored["opt"].dtype) == ("bfloat16", "float16")
+
+
+def test_a_glob_is_an_error(tmp_path):
+    tree = {"params": {"a": np.ones(2, np.float32)}}
+    with pytest.raises(errors.RuleError, match=r"not globs: use 'params/\.\*'"):
+        flaxckpt.save(tmp_path / "x", tree, options=saving({"params/*": "bfloat16"}))
+    assert not (tmp_path / "x").exists()

@@ -18,7 +18,7 @@ from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.source.checkpoint import Checkpoint, Source
 from flaxckpt.source.leaf import Leaf
 from flaxckpt.store.store import Location
-from flaxckpt.tree.keypaths import selector
+from flaxckpt.tree.keypaths import selected
 
 # What the values of arrays are like: smallest, largest, mean, norm, how many are no numbers.
 
@@ -201,11 +201,14 @@ class Content:
         }
 
 
-def content_of(source: Source, glob: str | None, order: str | None) -> Content:
-    """What is in `source`; with a `glob`, of the state what fits and no item."""
-    is_wanted = None if glob is None else selector(glob)
+def content_of(source: Source, pattern: str | None, order: str | None) -> Content:
+    """The leaves and items of `source`; with a `pattern`, the leaves that it selects."""
+    is_wanted = None
+    if pattern is not None:
+        names = [leaf.name for leaf in source.leaves]
+        is_wanted = selected(pattern, names, "--filter").__contains__
     parts = [Part(None, "", 0, source, branch_of(source, is_wanted))]
-    parts += map(_part, items_of(source)) if glob is None else []
+    parts += map(_part, items_of(source)) if pattern is None else []
     for part in parts:
         if order is not None and part.root is not None:
             sort(part.root, order)
@@ -260,7 +263,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("path", metavar="PATH", help="a checkpoint of any format, or its URL")
     parser.add_argument("--depth", metavar="N", type=positive, help="only so many levels")
     parser.add_argument(
-        "--filter", metavar="GLOB", help="only the leaves of the state that fit, as in params/**"
+        "--filter",
+        metavar="PATTERN",
+        help="show only the leaves that it selects, as in params/.*",
     )
     parser.add_argument("--sort", choices=("size", "name"), help="by default as it was saved")
     parser.add_argument("--stats", action="store_true", help="reads the values and describes them")

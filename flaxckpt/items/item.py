@@ -13,8 +13,8 @@ from flaxckpt.errors import CorruptCheckpointError, ItemError, StoreError
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.step_metadata import ItemRecord
 from flaxckpt.options import Options
-from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.restore import restore_tree
+from flaxckpt.restoring.restore_plan import restore_arguments
 from flaxckpt.source.checkpoint import Checkpoint, open_item
 from flaxckpt.store import layout
 from flaxckpt.store.store import Location, read_file
@@ -200,7 +200,7 @@ class SavedItem:
           CorruptCheckpointError: when it is damaged.
         """
         source = open_item(self.checkpoint, self.name)
-        return restore_tree(source, target, Fit(), self.options)[0]
+        return restore_tree(source, target, restore_arguments(), self.options)[0]
 
     def detail(self, name: str) -> str:
         """What the record says under `name`, which is a string."""

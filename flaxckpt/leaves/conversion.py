@@ -16,7 +16,7 @@ import numpy as np
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import ARRAY_KINDS, SCALAR_KINDS, LeafSpec
 
-DtypePolicy = Literal["error", "widen", "cast"]
+DtypePolicy = Literal["error", "widen", "cast", "saved"]
 
 # What jax narrows, unless jax_enable_x64 is on.
 _WIDE = frozenset({"int64", "uint64", "float64", "complex128"})
@@ -36,7 +36,8 @@ def problem(saved: LeafSpec, target: LeafSpec, policy: DtypePolicy) -> str:
     Args:
       saved: the checkpoint's side.
       target: the caller's side.
-      policy: `error` allows no change of dtype, `widen` floats to wider floats, `cast` any.
+      policy: `error` and `saved` allow no change of dtype, `widen` floats to wider floats, `cast`
+        any.
     """
     numeric = SCALAR_KINDS | ARRAY_KINDS
     if saved.kind not in numeric or target.kind not in numeric:
@@ -50,6 +51,25 @@ def problem(saved: LeafSpec, target: LeafSpec, policy: DtypePolicy) -> str:
     if target.kind in SCALAR_KINDS:
         return "" if policy == "cast" or _in_category(saved, target.kind) else "dtype"
     return "" if _dtype_fits(saved.dtype, target.dtype, policy) else "dtype"
+
+
+def restored_as(saved: LeafSpec, target: LeafSpec, policy: DtypePolicy) -> LeafSpec:
+    """The type that a restored leaf gets: the target's, with `saved` in the checkpoint's dtype.
+
+    Example:
+      >>> bits16, bits32 = LeafSpec("numpy", "bfloat16", (2,)), LeafSpec("jax", "float32", (2,))
+      >>> str(restored_as(bits16, bits32, "error")), str(restored_as(bits16, bits32, "saved"))
+      ('float32[2]', 'bfloat16[2]')
+    """
+    if policy != "saved" or problem(saved, target, "error") != "dtype":
+        return target
+    if target.kind in SCALAR_KINDS:
+        kinds = [kind for kind in _CATEGORY if _in_category(saved, kind)]
+        return LeafSpec(kinds[0]) if kinds else target
+    dtype = np.dtype(saved.kind).name if saved.kind in SCALAR_KINDS else saved.dtype
+    weak = target.kind == "jax" and saved.weak_type
+    spec = target._replace(dtype=dtype, weak_type=weak)
+    return canonical(spec) if saved.kind in SCALAR_KINDS else spec
 
 
 def _other_problem(saved: LeafSpec, target: LeafSpec) -> str:

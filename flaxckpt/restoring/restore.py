@@ -3,46 +3,59 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeVar, Unpack, overload
 
 import jax
 
 from flaxckpt import garbage_collector
 from flaxckpt.errors import RuleError
 from flaxckpt.formats.opening import open_source
-from flaxckpt.leaves.conversion import DtypePolicy
 from flaxckpt.options import Options
-from flaxckpt.restoring.fit import Fit, Missing, OptimizerPolicy, Unexpected
-from flaxckpt.restoring.restore_plan import LeafPlan, Plan, rebuilt, with_target, without_target
+from flaxckpt.restoring.restore_plan import (
+    RestoreArguments,
+    as_abstract,
+    lists_restore_arguments,
+    rebuilt,
+    restore_arguments,
+    with_target,
+    without_target,
+)
 from flaxckpt.restoring.restore_report import RestoreReport, report_of
 from flaxckpt.restoring.values import read_leaves
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.store.store import PathLike
-from flaxckpt.transforms import Transform
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.keypaths import Only
-from flaxckpt.tree.structure import Flat, flatten
+from flaxckpt.tree.structure import flatten
 
-# Restoring one checkpoint, with a target or without.
-
-
+T = TypeVar("T")
 # Makes the leaves of the target at some positions, in the order of `jax.tree.leaves`.
 Initialise = Callable[[Sequence[int]], Sequence[Any]]
 
 
+@overload
+def restore(
+    path: PathLike,
+    target: None = None,
+    *,
+    options: Options = Options(),
+    **how: Unpack[RestoreArguments],
+) -> Any: ...
+@overload
+def restore(
+    path: PathLike,
+    target: T,
+    *,
+    options: Options = Options(),
+    **how: Unpack[RestoreArguments],
+) -> T: ...
+@lists_restore_arguments
 def restore(
     path: PathLike,
     target: Any = None,
     *,
-    as_numpy: bool = False,
-    only: Only | None = None,
-    transforms: Sequence[Transform] = (),
-    missing: Missing | Mapping[str, Missing] = "error",
-    unexpected: Unexpected | Mapping[str, Unexpected] = "error",
-    dtype: DtypePolicy = "error",
-    opt_state: OptimizerPolicy = "match",
     options: Options = Options(),
+    **how: Unpack[RestoreArguments],
 ) -> Any:
     """Restores the checkpoint at `path`, of flaxckpt or of any format that it reads.
 
@@ -59,18 +72,21 @@ def restore(
         one on the default device.
       as_numpy: without a target, whether jax arrays come back as numpy arrays. (PRNG keys have no
         numpy form and stay jax arrays.)
-      only: which part is wanted; no byte of the rest is read. The path of a node (`"params"`): that
-        subtree, and the target is one like it. A glob over key paths (`"params/**/kernel"`), a
-        list of paths and globs, or a function of the path: these leaves; what else a target has is
-        left as it is, and without a target the result is a dict of dicts.
+      only: which part is wanted; no byte of the rest is read. The key path of a node (`"params"`)
+        selects that subtree, and the target is like the subtree. A regular expression that must
+        match a whole key path (`"params/.*/kernel"`), a list of patterns (key paths of nodes, or
+        regular expressions), or a function of the key path selects leaves: the other leaves of a
+        target stay as they are, and without a target the result is a dict of dicts.
       transforms: what is changed on the way: `Rename`, `Drop`, `Apply`, `Stack`, `Unstack`, `Cast`,
         `Fallback`, or functions of two dicts, from key paths to leaves: the saved ones, and the
         target's.
       missing: what happens to a leaf that the checkpoint lacks: an `error`, or `init`: it keeps the
-        value of the target. Or a dict from patterns (`re.fullmatch`) to these.
+        value of the target. Or a dict from patterns, as in `only`, to these.
       unexpected: what happens to a leaf that the target lacks: an `error`, or `ignore`. Or a dict
         from patterns to these.
-      dtype: whether dtypes may change: `error` never, `widen` floats to wider floats, `cast` any.
+      dtype: what happens where the dtype of the target is not the saved one: an `error`; `widen`
+        converts floats to wider floats, and `cast` converts any dtype, both to the target's;
+        `saved` gives the leaf the dtype that it has in the checkpoint.
       opt_state: how optimizer state is restored: `match`, or `reset`, which keeps the target's.
       options: how to read.
 
@@ -87,52 +103,50 @@ def restore(
       >>> flaxckpt.restore(tmp_path / "exported", only="params")
       {'w': 1.5}
     """
-    fit = Fit(as_numpy, only, transforms, missing, unexpected, dtype, opt_state)
-    return restore_tree(open_source(path, options), target, fit, options)[0]
+    arguments = restore_arguments(**how)
+    return restore_tree(open_source(path, options), target, arguments, options)[0]
 
 
 @garbage_collector.paused()
 def restore_tree(
     source: Source,
     target: Any,
-    fit: Fit,
+    how: RestoreArguments,
     options: Options,
     initialise: Initialise | None = None,
 ) -> tuple[Any, RestoreReport]:
     """As `restore`, from what is open already, and with a report.
 
-    What the checkpoint lacks is made by `initialise`; without it the target has it.
+    Args:
+      source: what is restored from.
+      target: as for `restore`.
+      how: all arguments, as `restore_arguments` gives them.
+      options: how to read.
+      initialise: makes the leaves that the checkpoint lacks; by default the target has them.
     """
     start = time.monotonic()
     if target is None:
-        plan, nodes = without_target(source, fit)
-        tree = rebuilt(plan, nodes, _read(source, plan.leaves, options))
-    else:
-        stateful, graphs = nnx_objects.split(target)
-        flat = flatten(stateful)
-        plan = with_target(source, flat, fit)
-        leaves = _leaves(source, flat, plan, options, initialise)
-        tree = jax.tree.unflatten(jax.tree.structure(stateful), leaves)
-        tree = nnx_objects.merge(tree, graphs)
-    return tree, report_of(source, plan, time.monotonic() - start)
-
-
-def _leaves(
-    source: Source, target: Flat, plan: Plan, options: Options, initialise: Initialise | None
-) -> list[Any]:
-    """The leaves of the result, in the target's order."""
+        plan = without_target(source, how)
+        with source.unchanged():
+            tree = rebuilt(plan, read_leaves(source, plan.leaves, options))
+        return tree, report_of(source, plan, time.monotonic() - start)
+    stateful, graphs = nnx_objects.split(target)
+    flat = flatten(stateful)
+    plan = with_target(source, flat, how)
     fresh = set(plan.initialised)
-    positions = [i for i, name in enumerate(target.names) if name in fresh]
-    if positions and initialise is None:
-        _check_concrete([(target.names[i], target.leaves[i]) for i in positions])
-    values = _read(source, plan.leaves, options)
-    restored = {leaf.name: value for leaf, value in zip(plan.leaves, values, strict=True)}
+    positions = [i for i, name in enumerate(flat.names) if name in fresh]
+    if initialise is None:
+        _check_concrete([(flat.names[i], flat.leaves[i]) for i in positions])
+    with source.unchanged():
+        values = read_leaves(source, plan.leaves, options)
+    leaves = dict(zip(flat.names, flat.leaves, strict=True))
+    leaves.update((leaf.name, value) for leaf, value in zip(plan.leaves, values, strict=True))
     if positions and initialise is not None:
-        names = (target.names[i] for i in positions)
-        restored.update(zip(names, initialise(positions), strict=True))
-    return [
-        restored.get(name, leaf) for name, leaf in zip(target.names, target.leaves, strict=True)
-    ]
+        names = (flat.names[i] for i in positions)
+        leaves.update(zip(names, initialise(positions), strict=True))
+    tree = jax.tree.unflatten(jax.tree.structure(stateful), leaves.values())
+    tree = nnx_objects.merge(tree, graphs)
+    return tree, report_of(source, plan, time.monotonic() - start)
 
 
 def _check_concrete(leaves: Sequence[tuple[str, Any]]) -> None:
@@ -141,15 +155,11 @@ def _check_concrete(leaves: Sequence[tuple[str, Any]]) -> None:
     Raises:
       RuleError: in that case; all of them are named.
     """
-    abstract = [name for name, leaf in leaves if isinstance(leaf, jax.ShapeDtypeStruct)]
+    abstract = [
+        name for name, leaf in leaves if isinstance(as_abstract(leaf), jax.ShapeDtypeStruct)
+    ]
     if abstract:
         raise RuleError(
             f"the checkpoint has no value for {', '.join(abstract)}, and the target is abstract "
             "there. Give a concrete target, or use CheckpointManager.restore_or_init."
         )
-
-
-def _read(source: Source, leaves: Sequence[LeafPlan], options: Options) -> list[Any]:
-    """The values of `leaves`, or the error that the checkpoint was deleted meanwhile."""
-    with source.unchanged():
-        return read_leaves(source, leaves, options)

@@ -1,25 +1,30 @@
-"""The plan of a restore: which leaf becomes which."""
+"""The plan of a restore: its arguments, the part that is wanted, and what each leaf becomes."""
 
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import functools
-import re
-from collections.abc import Mapping, Sequence, Set
-from typing import Any, NamedTuple
+import inspect
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence, Set
+from typing import Any, Literal, NamedTuple, ParamSpec, TypedDict, TypeVar, Unpack, get_args
 
 import jax
+import numpy as np
+from flax import traverse_util
 
-from flaxckpt.errors import Mismatch, ShardingError, StructureMismatchError
+from flaxckpt.errors import Mismatch, RuleError, ShardingError, StructureMismatchError
 from flaxckpt.leaves import conversion, kinds
+from flaxckpt.leaves.conversion import DtypePolicy
+from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import LeafSpec
 from flaxckpt.restoring import placement
-from flaxckpt.restoring.fit import Fit, Saved, nested, select
+from flaxckpt.restoring.advice import advice_for
 from flaxckpt.restoring.placement import Replica
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.source.leaf import Leaf
-from flaxckpt.transforms import transformed
-from flaxckpt.tree.keypaths import parse_name, selector, subtree_of
+from flaxckpt.transforms import Transform, transformed
+from flaxckpt.tree.keypaths import Only, first_match, name_of, parse_name, selected
 from flaxckpt.tree.match import (
     OPT_STATE,
     Gaps,
@@ -37,120 +42,338 @@ from flaxckpt.tree.node import Node, named_nodes
 from flaxckpt.tree.rebuild import build
 from flaxckpt.tree.structure import Flat
 
-# One thing to do about a checkpoint that does not fit. Pure decisions.
+P = ParamSpec("P")
+R = TypeVar("R")
+_ABSENT = object()
+
+# The arguments that every restore takes. They are declared here, and nowhere else.
+
+Missing = Literal["error", "init"]
+Unexpected = Literal["error", "ignore"]
+OptimizerPolicy = Literal["match", "reset"]
 
 
-_GUESS = re.compile(r"\(did you mean (.*)\?\)")
+class RestoreArguments(TypedDict, total=False):
+    """How a checkpoint becomes a tree; `flaxckpt.restore` describes each argument."""
+
+    as_numpy: bool
+    only: Only | None
+    transforms: Sequence[Transform]
+    missing: Missing | Mapping[str, Missing]
+    unexpected: Unexpected | Mapping[str, Unexpected]
+    dtype: DtypePolicy
+    opt_state: OptimizerPolicy
 
 
-def advice_for(mismatches: Sequence[Mismatch], in_optimizer: Set[str]) -> str:
-    """One thing to do about `mismatches`: about those that explain most of the others.
+_DEFAULTS: RestoreArguments = {
+    "as_numpy": False,
+    "only": None,
+    "transforms": (),
+    "missing": "error",
+    "unexpected": "error",
+    "dtype": "error",
+    "opt_state": "match",
+}
+_CHOICES: Mapping[str, Sequence[str]] = {
+    "missing": get_args(Missing),
+    "unexpected": get_args(Unexpected),
+    "dtype": get_args(DtypePolicy),
+    "opt_state": get_args(OptimizerPolicy),
+}
 
-    Args:
-      mismatches: at least one.
-      in_optimizer: the names of those that are leaves of optimizers, at least.
+
+def restore_arguments(**how: Unpack[RestoreArguments]) -> RestoreArguments:
+    """All arguments of a restore: those in `how`, and the defaults of the others.
+
+    Raises:
+      TypeError: when there is no such argument.
+      ValueError: when one has a value that it may not have.
     """
-    problems, names = {m.problem for m in mismatches}, {m.name for m in mismatches}
-    guessed = [(m, found[1]) for m in mismatches if (found := _GUESS.fullmatch(m.note))]
-    if "ambiguous" in problems:
-        return (
-            "Say which it is with transforms=[flaxckpt.Rename(...)], or begin the optimizer anew "
-            'with opt_state="reset".'
+    for name, value in how.items():
+        if name not in _DEFAULTS:
+            near = difflib.get_close_matches(name, list(_DEFAULTS), n=1, cutoff=0.4)
+            hint = f"Did you mean {near[0]}=?" if near else f"It takes {', '.join(_DEFAULTS)}."
+            raise TypeError(f"a restore has no argument {name!r}. {hint}")
+        allowed = _CHOICES.get(name)
+        values = value.values() if isinstance(value, Mapping) else [value]
+        if allowed is not None and any(item not in allowed for item in values):
+            raise ValueError(f"{name}={value!r} must be {' or '.join(allowed)}")
+    return {**_DEFAULTS, **how}
+
+
+def lists_restore_arguments(function: Callable[P, R]) -> Callable[P, R]:
+    """Lists the arguments of `RestoreArguments` in the signature that `help(function)` shows."""
+    signature = inspect.signature(function)
+    given = [p for p in signature.parameters.values() if p.kind is not p.VAR_KEYWORD]
+    listed = [
+        inspect.Parameter(
+            name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=value,
+            annotation=RestoreArguments.__annotations__[name].__forward_arg__,
         )
-    if guessed:
-        types = {m.name: m.checkpoint for m in mismatches}
-        alike = [pair for pair in guessed if types.get(pair[1]) == pair[0].target]
-        row, saved = (alike or guessed)[0]
-        return _about_guess(row.name, saved)
-    if problems <= {"missing", "unexpected"}:
-        what = "optimizer" if names <= in_optimizer else "target"
-        return _about_gaps(what)
-    if "empty" in problems:
-        return _about_empties(next(m for m in mismatches if m.problem == "empty"))
-    return _about_types(problems) or _about_gaps("target")
+        for name, value in _DEFAULTS.items()
+    ]
+    replaced = signature.replace(parameters=[*given, *listed])
+    function.__signature__ = replaced  # type: ignore[attr-defined]
+    return function
 
 
-def _about_guess(name: str, saved: str) -> str:
-    """What to do when the leaf `name` may be the saved one."""
-    pattern, replacement = rename(saved, name)
-    rule = f"flaxckpt.Rename({_code(pattern)}, {_code(replacement)})"
-    return (
-        f"If that is meant, pass transforms=[{rule}]; gaps are allowed with "
-        'missing="init" and unexpected="ignore".'
-    )
+# The part of a source that is wanted, before it is matched with a target.
 
 
-def _about_gaps(what: str) -> str:
-    """What to do about leaves that only one side has."""
-    if what == "optimizer":
-        return (
-            "Build the optimizer the way the saved one was built, begin it anew with "
-            'opt_state="reset", or allow gaps with missing="init" and unexpected="ignore".'
-        )
-    return (
-        "Build the target the way the saved state was built, or allow gaps with "
-        'missing="init" and unexpected="ignore".'
-    )
+class Saved(NamedTuple):
+    """The wanted part of a source.
 
-
-def _about_types(problems: set[str]) -> str | None:
-    """What to do when only types differ."""
-    if problems <= {"dtype"}:
-        return (
-            'Give the target the saved dtypes, or pass dtype="cast" (dtype="widen" for floats '
-            "to wider floats only). 64-bit types need jax_enable_x64."
-        )
-    if problems <= {"shape"}:
-        return (
-            "Build the target with the sizes that the checkpoint was saved with, or change the "
-            "arrays with flaxckpt.Resize(pattern, pad=0) or flaxckpt.Apply(pattern, fn)."
-        )
-    if problems <= {"key impl"}:
-        return "Make the target's keys with the implementation that the checkpoint has."
-    return None
-
-
-def _about_empties(row: Mismatch) -> str:
-    """What to do about an array in the place of an empty node."""
-    name = re.escape(row.name)
-    if "(empty)" in row.checkpoint:
-        return (
-            "Build the target the way the saved state was built, or take its own value with "
-            f'transforms=[flaxckpt.Fallback({_code(name)}, "target")].'
-        )
-    return (
-        "Build the target the way the saved state was built, or leave the array out with "
-        f"transforms=[flaxckpt.Drop({_code(name)})]."
-    )
-
-
-def rename(saved: str, target: str) -> tuple[str, str]:
-    r"""A pattern and a replacement that make `target` of `saved`, and so of its siblings.
-
-    Example:
-      >>> rename("params/classifier/kernel", "params/head/kernel")
-      ('params/classifier/(.*)', 'params/head/\\1')
+    Attributes:
+      leaves: by key path; that of a subtree begins at its root.
+      nodes: the structure around them.
+      is_tree: whether it is a tree, all of it or a subtree; otherwise some leaves of one.
     """
-    old, new = saved.split("/"), target.split("/")
-    same = 0
-    while same < min(len(old), len(new)) - 1 and old[-1 - same] == new[-1 - same]:
-        same += 1
-    if not same:
-        return re.escape(saved), _literal(target)
-    before, after = "/".join(old[:-same]), "/".join(new[:-same])
-    return f"{re.escape(before)}/(.*)", rf"{_literal(after)}/\1"
+
+    leaves: Mapping[str, Leaf]
+    nodes: Sequence[Node | None]
+    is_tree: bool
 
 
-def _literal(text: str) -> str:
-    """`text` as a replacement that has no groups."""
-    return text.replace("\\", r"\\")
+def select(source: Source, only: Only | None, target: Iterable[str] = ()) -> Saved:
+    """The part of `source` that `only` selects.
+
+    The names of the leaves of the target tell which patterns are paths of nodes of it.
+
+    Raises:
+      RuleError: when `only` selects nothing.
+    """
+    if only is None:
+        return Saved({leaf.name: leaf for leaf in source.leaves}, source.nodes, is_tree=True)
+    if isinstance(only, str) and (subtree := _subtree(source, only.strip("/"))) is not None:
+        return subtree
+    names = [leaf.name for leaf in source.leaves]
+    wanted = selected(only, {*names, *target}, f"only={only!r}")
+    leaves = {leaf.name: leaf for leaf in source.leaves if leaf.name in wanted}
+    if not leaves:
+        raise _nothing(source, only)
+    return Saved(leaves, source.nodes, is_tree=False)
 
 
-def _code(text: str) -> str:
-    """`text` as one would write it in Python."""
-    if not text.isprintable() or '"' in text:
-        return repr(text)
-    return f'r"{text}"' if "\\" in text else f'"{text}"'
+def _subtree(source: Source, root: str) -> Saved | None:
+    """The node at `root` and all below it, as a tree of its own; `None` without such a node."""
+    begin = next((i for i, (name, _) in enumerate(named_nodes(source.nodes)) if name == root), None)
+    if begin is None:
+        return None
+    open_nodes, end = 1, begin
+    while open_nodes:
+        node = source.nodes[end]
+        open_nodes += -1 if node is None else len(node.keys) - 1
+        end += 1
+    nodes = source.nodes[begin:end]
+    skipped = sum(node is None for node in source.nodes[:begin])
+    found = source.leaves[skipped : skipped + sum(node is None for node in nodes)]
+    cut = len(root) + 1 if root else 0
+    leaves = {leaf.name[cut:]: leaf.renamed(leaf.name[cut:]) for leaf in found}
+    for name, leaf in leaves.items():
+        leaf.origin = name
+    return Saved(leaves, nodes, is_tree=True)
+
+
+def _nothing(source: Source, only: Only) -> RuleError:
+    """The error of a selection that selects nothing."""
+    names = [name for name, _ in named_nodes(source.nodes) if name]
+    wanted = only if isinstance(only, str) else ""
+    close = difflib.get_close_matches(wanted, names, n=3, cutoff=0.5)
+    top = list(dict.fromkeys(name.partition("/")[0] for name in names))[:10]
+    return RuleError(
+        f"only={only!r} selects nothing of the checkpoint at {source.path}. It has "
+        f"{', '.join(close or top) or 'no leaves'}. Correct the path."
+    )
+
+
+# What a restore will do with each leaf, decided before an array is read. No I/O.
+
+
+class LeafPlan(NamedTuple):
+    """One leaf to restore.
+
+    Attributes:
+      name: what it is called where it is restored to.
+      record: what was saved.
+      wanted: what it becomes.
+      where: the sharding that it becomes it on; `None` for the default device, or the host.
+      lossy: whether a number may lose what the wanted dtype cannot hold.
+      replica: the copy of its array that is read for all.
+    """
+
+    name: str
+    record: Leaf
+    wanted: LeafSpec
+    where: jax.sharding.Sharding | None = None
+    lossy: bool = False
+    replica: Replica | None = None
+
+
+class Plan(NamedTuple):
+    """A restore.
+
+    Attributes:
+      leaves: those that are restored.
+      initialised: the names of the leaves of the target that get a value from elsewhere.
+      ignored: the names of the saved leaves that are left out, because that is allowed.
+      saved_as: the name in the checkpoint of each restored leaf that has another one there.
+      own_types: the target's types of the leaves that get the checkpoint's dtypes instead.
+      nodes: the saved structure over the leaves, where there is no target and it is known.
+    """
+
+    leaves: Sequence[LeafPlan]
+    initialised: Sequence[str] = ()
+    ignored: Sequence[str] = ()
+    saved_as: Mapping[str, str] = {}
+    own_types: Mapping[str, str] = {}
+    nodes: Sequence[Node | None] | None = None
+
+
+def without_target(source: Source, how: RestoreArguments) -> Plan:
+    """Every leaf as it was saved.
+
+    Raises:
+      StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
+      RuleError: when `only` or a transform selects nothing.
+    """
+    saved = select(source, how["only"])
+    leaves = transformed(dict(saved.leaves), {}, how["transforms"])
+    is_lossy = how["dtype"] == "cast"
+    plans, mismatches = [], []
+    for name, leaf in leaves.items():
+        wanted = leaf.spec
+        if how["as_numpy"] and wanted.kind == "jax":
+            wanted = LeafSpec("numpy", wanted.dtype, wanted.shape)
+        held = conversion.canonical(wanted)
+        if held.dtype != wanted.dtype and not is_lossy:
+            note = "(jax_enable_x64 is off)"
+            mismatches.append(Mismatch("dtype", name, str(wanted), str(held), note))
+        plans.append(LeafPlan(name, leaf, held, lossy=is_lossy))
+    advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
+    raise_any(source, mismatches, len(plans), advice)
+    is_same = saved.is_tree and not how["transforms"]
+    return Plan(plans, nodes=saved.nodes if is_same else None)
+
+
+def rebuilt(plan: Plan, values: Sequence[Any]) -> Any:
+    """The tree over `values`: with the saved containers where they are known, else dicts.
+
+    Raises:
+      RuleError: when a key path leads through another leaf.
+    """
+    if plan.nodes is not None:
+        return build(plan.nodes, values)
+    leaves = zip(plan.leaves, values, strict=True)
+    paths = {parse_name(leaf.name): value for leaf, value in leaves}
+    for path in paths:
+        if any(path[:length] in paths for length in range(len(path))):
+            raise RuleError(
+                f"{name_of(path)} lies below another leaf. Rename or drop one of the two."
+            )
+    return paths[()] if () in paths else traverse_util.unflatten_dict(paths)
+
+
+def with_target(source: Source, target: Flat, how: RestoreArguments) -> Plan:
+    """Every leaf of the target, with the saved leaf that belongs to it.
+
+    Raises:
+      StructureMismatchError: when the two do not fit.
+      RuleError: when `only`, a transform or a pattern fits nothing.
+    """
+    there = dict(zip(target.names, target.leaves, strict=True))
+    saved = select(source, how["only"], there)
+    leaves = transformed(dict(saved.leaves), there, how["transforms"])
+    wanted = {
+        name: as_abstract(leaf) for name, leaf in _wanted(there, saved, leaves, how["only"]).items()
+    }
+    specs = {name: kinds.describe(leaf, name)[0] for name, leaf in wanted.items()}
+    gaps = Gaps(
+        _names_with("missing", how["missing"], "init", specs).__contains__,
+        _names_with("unexpected", how["unexpected"], "ignore", leaves).__contains__,
+    )
+    fitted = fit_together(leaves, saved.nodes, specs, target.nodes, how, gaps)
+    if fitted.mismatches:
+        advice = advice_for(fitted.mismatches, fitted.in_optimizer)
+        total = len(leaves) + len(specs) - len(fitted.saved)
+        raise_any(source, fitted.mismatches, total, advice)
+    plans: list[LeafPlan] = []
+    saved_as: dict[str, str] = {}
+    own_types: dict[str, str] = {}
+    for name, found in fitted.saved.items():
+        leaf, spec = leaves[found], specs[name]
+        given = conversion.restored_as(leaf.spec, spec, how["dtype"])
+        if given != spec:
+            own_types[name] = str(spec)
+        where = _sharding(name, wanted[name])
+        plans.append(LeafPlan(name, leaf, given, where, how["dtype"] == "cast"))
+        if leaf.origin is not None and leaf.origin != name:
+            saved_as[name] = leaf.origin
+    return Plan(plans, fitted.initialised, fitted.ignored, saved_as, own_types)
+
+
+def _wanted(
+    target: Mapping[str, Any], saved: Saved, leaves: Mapping[str, Leaf], only: Only | None
+) -> Mapping[str, Any]:
+    """The leaves of the target that are to be restored.
+
+    With patterns these are the leaves that they select, and those that the transforms made of them.
+    """
+    if only is None or saved.is_tree:
+        return target
+    chosen = selected(only, {*saved.leaves, *target}, f"only={only!r}")
+    return {n: leaf for n, leaf in target.items() if n in chosen or n in leaves}
+
+
+def as_abstract(leaf: Any) -> Any:
+    """A leaf of a target; what has a shape, a dtype and a sharding is an abstract array."""
+    if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+        return leaf
+    dtype, sharding = getattr(leaf, "dtype", None), getattr(leaf, "sharding", _ABSENT)
+    if dtype is None or sharding is _ABSENT or not hasattr(leaf, "shape"):
+        return leaf
+    dtype = parse_dtype(dtype) if isinstance(dtype, str) else dtype
+    return jax.ShapeDtypeStruct(leaf.shape, dtype, sharding=sharding)
+
+
+def _names_with(
+    title: str, policy: str | Mapping[str, str], value: str, names: Collection[str]
+) -> Set[str]:
+    """The leaves for which the argument `title` says `value`.
+
+    Raises:
+      RuleError: when a pattern is not a valid regular expression, or selects nothing.
+    """
+    if isinstance(policy, str):
+        return set(names) if policy == value else set()
+    found = first_match(policy, names, title, optional=False)
+    return {name for name, said in found.items() if said == value}
+
+
+def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
+    """Where the leaf `name` of a target lies.
+
+    Raises:
+      ShardingError: when that is not possible for an array of its shape.
+    """
+    where = placement.target_sharding(leaf)
+    if where is None or isinstance(where, jax.sharding.SingleDeviceSharding):
+        return where
+    try:
+        where.shard_shape(leaf.shape)
+    except ValueError as error:
+        raise ShardingError(
+            f"{name} cannot be restored onto its sharding: {error}.\n"
+            f"  sharding: {where}\n  shape:    {leaf.shape}\nChange the target's sharding."
+        ) from None
+    return where
+
+
+def raise_any(source: Source, mismatches: Sequence[Mismatch], total: int, advice: str) -> None:
+    """Raises when there is a mismatch."""
+    if mismatches:
+        raise StructureMismatchError(str(source.path), mismatches, total, advice)
 
 
 # Which saved leaf each leaf of a target gets, and what does not fit. Pure decisions.
@@ -185,7 +408,8 @@ def fit_together(
     nodes: Nodes,
     specs: Mapping[str, LeafSpec],
     target_nodes: Nodes,
-    fit: Fit,
+    how: RestoreArguments,
+    gaps: Gaps,
 ) -> Fitted:
     """Fits saved leaves to those of a target.
 
@@ -194,22 +418,24 @@ def fit_together(
       nodes: the structure that they were saved in.
       specs: the types of the target's leaves that are wanted, by name.
       target_nodes: the structure of the target.
-      fit: what is allowed.
+      how: what is allowed.
+      gaps: the leaves that may be missing.
     """
     sides = _Sides(leaves, nodes, specs, target_nodes)
     initial = {n for n in specs if (leaf := leaves.get(n)) is not None and leaf.is_initial}
-    fresh, unused = sides.optimizer_leaves() if fit.opt_state == "reset" else (set(), set())
+    fresh, unused = sides.optimizer_leaves() if how["opt_state"] == "reset" else (set(), set())
     left = {n: leaf for n, leaf in leaves.items() if n not in unused and n not in initial}
     wanted = {n: spec for n, spec in specs.items() if n not in fresh and n not in initial}
     pairs = sides.pairs(left, wanted)
 
     def problem(saved: LeafSpec, target: LeafSpec) -> str:
-        why = conversion.problem(saved, target, fit.dtype)
-        return why or ("dtype" if conversion.canonical(target).dtype != target.dtype else "")
+        given = conversion.restored_as(saved, target, how["dtype"])
+        why = conversion.problem(saved, given, how["dtype"])
+        return why or ("dtype" if conversion.canonical(given).dtype != given.dtype else "")
 
     is_complete = len(pairs.saved) == len(left) == len(wanted)
     known = Sides(left, wanted) if is_complete else sides.with_empties(left, wanted, pairs)
-    found = match(known, pairs, problem, Gaps(fit.initialises, fit.ignores))
+    found = match(known, pairs, problem, gaps)
     others = [n for n in specs if n in fresh or n in initial]
     ignored = [n for n in leaves if n in unused]
     ordered = {name: pairs.saved[name] for name in wanted if name in pairs.saved}
@@ -295,140 +521,3 @@ def _stand_ins(
     }
     found = stand_ins(left, {name: places[name] for name in shown})
     return {name: shown[empty] for name, empty in found.items()}
-
-
-# What a restore will do with each leaf, decided before an array is read. No I/O.
-
-
-class LeafPlan(NamedTuple):
-    """One leaf to restore.
-
-    Attributes:
-      name: what it is called where it is restored to.
-      record: what was saved.
-      wanted: what it becomes.
-      where: the sharding that it becomes it on; `None` for the default device, or the host.
-      lossy: whether a number may lose what the wanted dtype cannot hold.
-      replica: the copy of its array that is read for all.
-    """
-
-    name: str
-    record: Leaf
-    wanted: LeafSpec
-    where: jax.sharding.Sharding | None = None
-    lossy: bool = False
-    replica: Replica | None = None
-
-
-class Plan(NamedTuple):
-    """A restore.
-
-    Attributes:
-      leaves: those that are restored.
-      initialised: the names of the leaves of the target that get a value from elsewhere.
-      ignored: the names of the saved leaves that are left out, because that is allowed.
-      saved_as: what each restored leaf is called in the checkpoint, where that is another name.
-    """
-
-    leaves: Sequence[LeafPlan]
-    initialised: Sequence[str] = ()
-    ignored: Sequence[str] = ()
-    saved_as: Mapping[str, str] = {}
-
-
-def without_target(source: Source, fit: Fit) -> tuple[Plan, Sequence[Node | None] | None]:
-    """Every leaf as it was saved, and the structure, if it still is the saved one.
-
-    Raises:
-      StructureMismatchError: when jax cannot hold a saved dtype now, and no cast was asked for.
-    """
-    saved = select(source, fit.only)
-    leaves = _transformed(saved, {}, fit)
-    plans, mismatches = [], []
-    for name, leaf in leaves.items():
-        wanted = leaf.spec
-        if fit.as_numpy and wanted.kind == "jax":
-            wanted = LeafSpec("numpy", wanted.dtype, wanted.shape)
-        held = conversion.canonical(wanted)
-        if held.dtype != wanted.dtype and not fit.is_lossy:
-            note = "(jax_enable_x64 is off)"
-            mismatches.append(Mismatch("dtype", name, str(wanted), str(held), note))
-        plans.append(LeafPlan(name, leaf, held, lossy=fit.is_lossy))
-    advice = 'Set jax_enable_x64, pass as_numpy=True, or allow the loss with dtype="cast".'
-    raise_any(source, mismatches, len(plans), advice)
-    return Plan(plans), saved.nodes if saved.is_whole and not fit.transforms else None
-
-
-def rebuilt(plan: Plan, nodes: Sequence[Node | None] | None, values: Sequence[Any]) -> Any:
-    """The tree over `values`: with the saved containers where they are known, else dicts."""
-    if nodes is not None:
-        return build(nodes, values)
-    return nested({leaf.name: v for leaf, v in zip(plan.leaves, values, strict=True)})
-
-
-def with_target(source: Source, target: Flat, fit: Fit) -> Plan:
-    """Every leaf of the target, with the saved leaf that belongs to it.
-
-    Raises:
-      StructureMismatchError: when the two do not fit.
-      RuleError: when `only`, a transform or a pattern fits nothing.
-    """
-    saved = select(source, fit.only)
-    there = dict(zip(target.names, target.leaves, strict=True))
-    leaves = _transformed(saved, there, fit)
-    wanted = _wanted(there, leaves, fit)
-    fit.check_patterns(list(leaves), list(wanted))
-    specs = {name: kinds.describe(leaf, name)[0] for name, leaf in wanted.items()}
-    fitted = fit_together(leaves, saved.nodes, specs, target.nodes, fit)
-    if fitted.mismatches:
-        advice = advice_for(fitted.mismatches, fitted.in_optimizer)
-        total = len(leaves) + len(specs) - len(fitted.saved)
-        raise_any(source, fitted.mismatches, total, advice)
-    plans = [
-        LeafPlan(name, leaves[found], specs[name], _sharding(name, wanted[name]), fit.is_lossy)
-        for name, found in fitted.saved.items()
-    ]
-    origins = {name: leaves[found].origin for name, found in fitted.saved.items()}
-    moved = {name: origin for name, origin in origins.items() if origin not in (None, name)}
-    return Plan(plans, fitted.initialised, fitted.ignored, moved)
-
-
-def _transformed(saved: Saved, target: Mapping[str, Any], fit: Fit) -> Mapping[str, Leaf]:
-    """The leaves of `saved`, as the transforms give them."""
-    return transformed(dict(saved.leaves), target, fit.transforms)
-
-
-def _wanted(target: Mapping[str, Any], saved: Mapping[str, Leaf], fit: Fit) -> Mapping[str, Any]:
-    """The leaves of the target that are to be restored.
-
-    With patterns these are what they select, and what the transforms made of that.
-    """
-    if fit.only is None or subtree_of(fit.only) is not None:
-        return target
-    is_selected = selector(fit.only)
-    return {n: leaf for n, leaf in target.items() if is_selected(n) or n in saved}
-
-
-def _sharding(name: str, leaf: Any) -> jax.sharding.Sharding | None:
-    """Where the leaf `name` of a target lies.
-
-    Raises:
-      ShardingError: when that is not possible for an array of its shape.
-    """
-    where = placement.target_sharding(leaf)
-    if where is None or isinstance(where, jax.sharding.SingleDeviceSharding):
-        return where
-    try:
-        where.shard_shape(leaf.shape)
-    except ValueError as error:
-        raise ShardingError(
-            f"{name} cannot be restored onto its sharding: {error}.\n"
-            f"  sharding: {where}\n  shape:    {leaf.shape}\nChange the target's sharding."
-        ) from None
-    return where
-
-
-def raise_any(source: Source, mismatches: Sequence[Mismatch], total: int, advice: str) -> None:
-    """Raises when there is a mismatch."""
-    if mismatches:
-        raise StructureMismatchError(str(source.path), mismatches, total, advice)

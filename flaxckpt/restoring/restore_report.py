@@ -21,6 +21,8 @@ class RestoreReport:
         whose states have moved is found here.
       cast: leaves that came back as another type than they were saved with: name, saved type,
         restored type.
+      saved_dtype: leaves that came back in the checkpoint's dtype instead of the target's, as
+        `dtype="saved"` allows: name, target's type, restored type.
       ignored: the leaves of the checkpoint that were left out.
       resharded: leaves that lie on another mesh, or are cut in another way, than when they were
         saved.
@@ -39,6 +41,7 @@ class RestoreReport:
     nbytes: int = 0
     seconds: float = 0.0
     damaged: tuple[tuple[int, str], ...] = ()
+    saved_dtype: tuple[tuple[str, str, str], ...] = ()
 
     @property
     def gb_per_s(self) -> float:
@@ -52,6 +55,8 @@ class RestoreReport:
             for field in ("initialised", "renamed", "cast", "ignored", "resharded")
             if getattr(self, field)
         )
+        if self.saved_dtype:
+            counts += f", {len(self.saved_dtype)} in the saved dtype"
         passed = ", ".join(str(step) for step, _ in self.damaged)
         damaged = f" (passed over, damaged: {passed})" if passed else ""
         return (
@@ -62,23 +67,25 @@ class RestoreReport:
 
 def report_of(source: Source, plan: Plan, seconds: float) -> RestoreReport:
     """The report of a restore that did `plan`."""
-    changed = ((leaf.name, str(leaf.record.spec), str(leaf.wanted)) for leaf in _changed(plan))
+    changed = [leaf for leaf in plan.leaves if leaf.record.spec != leaf.wanted]
+    types = ((leaf.name, str(leaf.record.spec), str(leaf.wanted)) for leaf in changed)
+    own = plan.own_types
     return RestoreReport(
-        str(source.path),
-        tuple(leaf.name for leaf in plan.leaves),
-        tuple(plan.initialised),
-        tuple((saved, name) for name, saved in plan.saved_as.items()),
-        tuple(row for row in changed if row[1] != row[2]),
-        tuple(plan.ignored),
-        tuple(leaf.name for leaf in plan.leaves if _is_resharded(leaf)),
-        sum(leaf.record.nbytes for leaf in plan.leaves),
-        seconds,
+        path=str(source.path),
+        restored=tuple(leaf.name for leaf in plan.leaves),
+        initialised=tuple(plan.initialised),
+        renamed=tuple((saved, name) for name, saved in plan.saved_as.items()),
+        cast=tuple(row for row in types if row[1] != row[2]),
+        saved_dtype=tuple(
+            (leaf.name, own[leaf.name], str(leaf.wanted))
+            for leaf in plan.leaves
+            if leaf.name in own
+        ),
+        ignored=tuple(plan.ignored),
+        resharded=tuple(leaf.name for leaf in plan.leaves if _is_resharded(leaf)),
+        nbytes=sum(leaf.record.nbytes for leaf in plan.leaves),
+        seconds=seconds,
     )
-
-
-def _changed(plan: Plan) -> list[LeafPlan]:
-    """The leaves whose type is another one now."""
-    return [leaf for leaf in plan.leaves if leaf.record.spec != leaf.wanted]
 
 
 def _is_resharded(leaf: LeafPlan) -> bool:

@@ -16,8 +16,8 @@ from flaxckpt.items.item import ProcessRank
 from flaxckpt.items.kind import WantedItems
 from flaxckpt.multihost import SINGLE_PROCESS, ProcessGroup
 from flaxckpt.options import Options
-from flaxckpt.restoring.fit import Fit
 from flaxckpt.restoring.restore import Initialise, restore_tree
+from flaxckpt.restoring.restore_plan import RestoreArguments
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, check_step
@@ -279,7 +279,7 @@ class Restoration:
     """
 
     target: Any
-    fit: Fit
+    how: RestoreArguments
     step: int | None
     on_corrupt: OnCorrupt
     items: Mapping[str, Any] | None
@@ -295,7 +295,7 @@ class Restoration:
         restore = functools.partial(
             restore_tree,
             target=self.target,
-            fit=self.fit,
+            how=self.how,
             options=sources.options,
             initialise=self.initialise,
         )

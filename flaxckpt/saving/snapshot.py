@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import collections
 import itertools
-import re
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -22,6 +21,7 @@ from flaxckpt.saving.save_plan import AnyArray, ArrayPlan, SavePlan, ShardPlan, 
 from flaxckpt.sharding.chunks import Region
 from flaxckpt.store import zarr3
 from flaxckpt.tree import nnx_objects
+from flaxckpt.tree.keypaths import first_match
 from flaxckpt.tree.structure import flatten
 
 # Saving floats with fewer bits than the state has.
@@ -39,18 +39,19 @@ def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
         return tree
     stateful = nnx_objects.split(tree)[0]
     flat = flatten(stateful)
+    rules = {"": wanted} if isinstance(wanted, str) else wanted
+    dtypes = first_match(rules, flat.names, "Options(save_dtype=...)")
     pairs = zip(flat.leaves, flat.names, strict=True)
-    cast = [_cast(leaf, name, wanted) for leaf, name in pairs]
+    cast = [_cast(leaf, name, dtypes.get(name)) for leaf, name in pairs]
     return jax.tree.unflatten(jax.tree.structure(stateful), cast)
 
 
-def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
+def _cast(leaf: Any, name: str, dtype: str | None) -> Any:
     """The leaf `name` as it is saved: never with more bits than it has.
 
     Raises:
       UnsupportedLeafError: when it is abstract or deleted.
     """
-    dtype = wanted if isinstance(wanted, str) else _first(wanted, name)
     if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
         return leaf
     if not jax.dtypes.issubdtype(leaf.dtype, np.floating) or _bits(leaf.dtype) <= _bits(dtype):
@@ -65,11 +66,6 @@ def _cast(leaf: Any, name: str, wanted: SaveDtype) -> Any:
 def _bits(dtype: Any) -> int:
     """The size of a floating-point number."""
     return int(ml_dtypes.finfo(parse_dtype(dtype) if isinstance(dtype, str) else dtype).bits)
-
-
-def _first(wanted: Mapping[str, str], name: str) -> str | None:
-    """What the first pattern that matches says."""
-    return next((dtype for key, dtype in wanted.items() if re.fullmatch(key, name)), None)
 
 
 # The values of a state on their way to the disk: brought to the host, and cut into chunks.

@@ -7,7 +7,7 @@ import dataclasses
 import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import flax.linen as nn
 import jax
@@ -27,7 +27,7 @@ from flaxckpt.sharding.specs import (
 )
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree import structure as tree_structure
-from flaxckpt.tree.keypaths import name_of
+from flaxckpt.tree.keypaths import first_match, name_of
 
 # The abstract state of a model: shapes, dtypes, and where each leaf lies on a mesh.
 
@@ -36,12 +36,12 @@ T = TypeVar("T")
 
 
 def abstract_state(
-    init_fn: Callable[..., Any],
+    init_fn: Callable[..., T],
     *args: Any,
     mesh: Mesh | None = None,
     rules: Rules | None = None,
     specs: Specs | None = None,
-) -> Any:
+) -> T:
     """What `init_fn(*args)` returns, without computing it, and with a sharding for each leaf.
 
     A leaf's sharding comes from, in this order: the first pattern of `specs` that matches its key
@@ -55,14 +55,16 @@ def abstract_state(
       mesh: the devices; without it leaves have no sharding and go to the default device.
       rules: pairs of a logical axis and a mesh axis, as for `nn.logical_axis_rules`; by default
         those of the context.
-      specs: PartitionSpecs by pattern; a pattern must match the whole key path
-        (`re.fullmatch`), such as `params/.*/kernel`.
+      specs: PartitionSpecs by pattern. A pattern is the key path of a node, for all leaves of its
+        subtree, or a regular expression that must match a whole key path (`re.fullmatch`), such as
+        `params/.*/kernel`.
 
     Returns:
       A tree like that of `init_fn`, with `jax.ShapeDtypeStruct`s.
 
     Raises:
       ShardingError: when the spec of a parameter does not fit its shape or the mesh.
+      RuleError: when a pattern is not a valid regular expression, or is a glob.
 
     Example:
       >>> import jax, jax.numpy as jnp
@@ -72,7 +74,8 @@ def abstract_state(
     shapes, graphs = _eval_shape(init_fn, *args, mesh=mesh, rules=rules)
     if mesh is not None:
         shapes = _with_shardings(shapes, mesh, rules, specs or {})
-    return nnx_objects.merge(shapes, graphs)
+    merged: T = nnx_objects.merge(shapes, graphs)
+    return merged
 
 
 def _eval_shape(
@@ -139,21 +142,19 @@ def in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) ->
         return call()
 
 
-@dataclasses.dataclass(frozen=True)
-class _Leaf:
-    """One leaf: its keys without boxes, what it is, its own spec, and whether it is derived."""
+class _Leaf(NamedTuple):
+    """One leaf: its keys without boxes, its type, its own spec, and whether it is derived."""
 
     keys: Keys
     shape: jax.ShapeDtypeStruct
     spec: PartitionSpec | None
-    by_path: bool
     derived: bool
+    by_path: bool = False
 
 
 def _with_shardings(tree: Any, mesh: Mesh, rules: Rules | None, specs: Specs) -> Any:
     """`tree` of shapes with a sharding for each."""
-    leaves = list(_leaves(tree, rules, specs))
-    axes = dict(mesh.shape)
+    leaves, axes = _with_path_specs(list(_leaves(tree, rules)), specs), dict(mesh.shape)
     params = index_by_last_key(
         [
             Annotated(leaf.keys, leaf.shape.shape, _checked(leaf, axes))
@@ -166,6 +167,18 @@ def _with_shardings(tree: Any, mesh: Mesh, rules: Rules | None, specs: Specs) ->
         spec = _derived(leaf, axes, params) if leaf.derived else _checked(leaf, axes)
         sharded.append(_with_sharding(leaf.shape, NamedSharding(mesh, spec)))
     return jax.tree.unflatten(jax.tree.structure(tree), sharded)
+
+
+def _with_path_specs(leaves: list[_Leaf], specs: Specs) -> list[_Leaf]:
+    """`leaves`, those that a pattern of `specs` selects with its spec."""
+    if not specs:
+        return leaves
+    names = [name_of(leaf.keys) for leaf in leaves]
+    by_name = first_match(specs, names, "specs")
+    return [
+        leaf._replace(spec=by_name[name], by_path=True) if name in by_name else leaf
+        for name, leaf in zip(names, leaves, strict=True)
+    ]
 
 
 def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.ShapeDtypeStruct:
@@ -212,15 +225,14 @@ def _derived(leaf: _Leaf, axes: dict[str, int], params: Index) -> PartitionSpec:
     return own if own is not None and len(own) == len(shape) else PartitionSpec()
 
 
-def _leaves(tree: Any, rules: Rules | None, specs: Specs) -> Iterator[_Leaf]:
+def _leaves(tree: Any, rules: Rules | None) -> Iterator[_Leaf]:
     """The leaves of `tree` in the order of jax."""
     stack: list[tuple[Any, Keys, PartitionSpec | None, bool]] = [(tree, (), None, False)]
     while stack:
         value, keys, boxed, derived = stack.pop()
         split = tree_structure.split_container(value, ())
         if split is None:
-            spec = leaf_specs.from_path(name_of(keys), specs)
-            yield _Leaf(keys, value, boxed if spec is None else spec, spec is not None, derived)
+            yield _Leaf(keys, value, boxed, derived)
             continue
         node, children = split
         derived = derived or _is_optimizer_state(value, node.kind)
@@ -244,28 +256,29 @@ def _is_optimizer_state(value: Any, kind: str) -> bool:
 
 
 @dataclasses.dataclass(frozen=True)
-class InitialState:
+class InitialState(Generic[T]):
     """What `init_fn(*args)` makes; the attributes are the arguments of `abstract_state`."""
 
-    init_fn: Callable[..., Any]
+    init_fn: Callable[..., T]
     args: Sequence[Any]
     mesh: Mesh | None
     rules: Rules | None
     specs: Specs | None
 
     @functools.cached_property
-    def abstract(self) -> Any:
+    def abstract(self) -> T:
         """Its shapes, dtypes and shardings."""
         return abstract_state(
             self.init_fn, *self.args, mesh=self.mesh, rules=self.rules, specs=self.specs
         )
 
-    def tree(self) -> Any:
+    def tree(self) -> T:
         """All of it, each leaf made straight where it belongs."""
         stateful, graphs = nnx_objects.split(self.abstract)
         shapes, structure = jax.tree.flatten(stateful)
         leaves = self.leaves(range(len(shapes)))
-        return nnx_objects.merge(jax.tree.unflatten(structure, leaves), graphs)
+        made: T = nnx_objects.merge(jax.tree.unflatten(structure, leaves), graphs)
+        return made
 
     def leaves(self, positions: Sequence[int]) -> Sequence[Any]:
         """The leaves at `positions`, in the order of `jax.tree.leaves`; only they are computed."""

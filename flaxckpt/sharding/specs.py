@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import re
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
@@ -107,17 +106,6 @@ def _by_rules(names: Sequence[Any], rules: Rules | None) -> PartitionSpec:
     for logical, axis in rules or ():
         renamed.setdefault(logical, axis)
     return PartitionSpec(*(renamed.get(n, n) if isinstance(n, str) else n for n in names))
-
-
-def from_path(name: str, specs: Specs) -> PartitionSpec | None:
-    """The spec of the first pattern in `specs` that matches all of `name`.
-
-    Example:
-      >>> spec = PartitionSpec(None, "model")
-      >>> from_path("params/head/kernel", {".*/kernel": spec}) == spec
-      True
-    """
-    return next((spec for pattern, spec in specs.items() if re.fullmatch(pattern, name)), None)
 
 
 def misfit(spec: PartitionSpec, shape: Sequence[int], axes: Mapping[str, int]) -> str:

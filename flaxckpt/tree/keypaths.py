@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import base64
+import difflib
 import re
-from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple
+from collections.abc import Callable, Collection, Mapping, Sequence
+from typing import Any, Literal, NamedTuple, TypeVar
 from urllib.parse import unquote
 
 import orjson
 
-from flaxckpt.errors import UnsupportedKeyError
+from flaxckpt.errors import RuleError, UnsupportedKeyError
 
 # Key paths of leaves, their collision-free names, and the way back.
 #
@@ -27,6 +28,7 @@ from flaxckpt.errors import UnsupportedKeyError
 
 
 Kind = Literal["attr", "dict", "seq"]
+T = TypeVar("T")
 
 
 class Key(NamedTuple):
@@ -171,47 +173,102 @@ def _valid_unicode(text: str) -> str:
     return str(text)
 
 
-# Which leaves are wanted, by their key paths. Pure decisions.
+# Patterns: one language for every argument, rule and command that selects leaves by key path.
+#
+# 1. The key path of a node selects the leaves of its subtree. A leaf is a node, too.
+# 2. Any other pattern is a regular expression that must match a whole key path (`re.fullmatch`).
 
 
 Only = str | Sequence[str] | Callable[[str], bool]
 
-_WILDCARD = re.compile(r"[*?]")
-_TOKEN = re.compile(r"(\*\*/|\*\*|\*|\?)")
-_MEANING = {"**/": "(?:.*/)?", "**": ".*", "*": "[^/]*", "?": "[^/]"}
+# An asterisk that repeats no group, set, dot or escaped letter: a glob writes it so.
+_GLOB = re.compile(r"(?<![.)\]}])(?<!\\.)\*+")
 
 
-def subtree_of(only: Only | None) -> str | None:
-    """The key path of the one subtree that `only` names; `None` when it selects in another way.
+def pattern_matches(
+    pattern: str,
+    names: Collection[str],
+    where: str,
+    *,
+    optional: bool = False,
+    advice: str = "Fix the pattern.",
+) -> dict[str, re.Match[str]]:
+    """The leaves that `pattern` selects, each with its match, which ends at the node of rule 1.
+
+    Args:
+      pattern: the key path of a node, or a regular expression.
+      names: the key paths of all leaves.
+      where: the argument or rule that has the pattern, for errors.
+      optional: whether the pattern may select nothing. A glob that would select leaves may not.
+      advice: what to do about a pattern that selects nothing.
+
+    Raises:
+      RuleError: when the pattern is not a valid regular expression, or selects nothing.
 
     Example:
-      >>> subtree_of("params/dense"), subtree_of("params/**"), subtree_of(["params"])
-      ('params/dense', None, None)
+      >>> names = ["params/a/kernel", "params/b/kernel", "step"]
+      >>> list(pattern_matches("params/a", names, "only"))
+      ['params/a/kernel']
+      >>> list(pattern_matches("params/.*/kernel", names, "only"))
+      ['params/a/kernel', 'params/b/kernel']
     """
-    return only if isinstance(only, str) and not _WILDCARD.search(only) else None
+    if not isinstance(pattern, str):
+        raise RuleError(f"{where}: {pattern!r} is not a pattern. Give a string.")
+    root = pattern.strip("/")
+    if below := [n for n in names if not root or n == root or n.startswith(f"{root}/")]:
+        node = re.compile(re.escape(root))
+        return {name: match for name in below if (match := node.match(name))}
+    glob = _GLOB.sub(".*", pattern)
+    use = f"Patterns are regular expressions, not globs: use {glob!r}."
+    try:
+        compiled = re.compile(pattern)
+    except re.error as error:
+        raise RuleError(
+            f"{where}: {pattern!r} is not a valid regular expression: {error}. "
+            f"{use if glob != pattern else 'Fix the pattern.'}"
+        ) from None
+    found = {name: match for name in names if (match := compiled.fullmatch(name))}
+    is_glob = glob != pattern and not found and any(re.fullmatch(glob, name) for name in names)
+    if is_glob or not (found or optional):
+        close = difflib.get_close_matches(pattern, names, n=3, cutoff=0.3) or list(names)[:3]
+        closest = f"The closest are {', '.join(close) or 'none, because there are no leaves'}. "
+        hint = use if is_glob else closest + advice
+        raise RuleError(f"{where}: {pattern!r} matches no key path as a whole. {hint}")
+    return found
 
 
-def selector(only: Only) -> Callable[[str], bool]:
-    """Whether a leaf is selected, by its key path.
+def selected(only: Only, names: Collection[str], where: str = "only") -> set[str]:
+    """The leaves that `only` selects: a pattern, a list of patterns, or a function of the name.
 
-    A string is a glob over key paths (`*` and `?` stay within one key, `**` does not) or, without
-    a wildcard, the path of a node, of which all leaves are selected. A list selects what any of
-    its strings does.
+    Raises:
+      RuleError: when a pattern is not a valid regular expression, or is a glob.
 
     Example:
-      >>> wanted = selector(["params/**/kernel", "step"])
-      >>> [wanted(name) for name in ("params/a/b/kernel", "params/kernel", "params/bias", "step")]
-      [True, True, False, True]
+      >>> sorted(selected(["params", ".*ep"], ["params/a", "params/b", "step", "rng"]))
+      ['params/a', 'params/b', 'step']
     """
     if callable(only):
-        return only
-    globs = [only] if isinstance(only, str) else only
-    patterns = [re.compile(_regex(glob), re.DOTALL) for glob in globs]
-    return lambda name: any(pattern.fullmatch(name) for pattern in patterns)
+        return {name for name in names if only(name)}
+    patterns = [only] if isinstance(only, str) else only
+    found = (pattern_matches(pattern, names, where, optional=True) for pattern in patterns)
+    return {name for matches in found for name in matches}
 
 
-def _regex(glob: str) -> str:
-    """A glob, or the path of a node, as a regular expression."""
-    if not _WILDCARD.search(glob):
-        return rf"{re.escape(glob.strip('/'))}(?:/.*)?"
-    return "".join(_MEANING.get(part) or re.escape(part) for part in _TOKEN.split(glob))
+def first_match(
+    rules: Mapping[str, T], names: Collection[str], where: str, *, optional: bool = True
+) -> dict[str, T]:
+    """The value of the first pattern in `rules` that selects a leaf, by leaf.
+
+    Raises:
+      RuleError: when a pattern is not a valid regular expression, or is a glob, or selects nothing
+        and is not `optional`.
+
+    Example:
+      >>> first_match({"params": "bfloat16", ".*": "float32"}, ["params/w", "step"], "save_dtype")
+      {'params/w': 'bfloat16', 'step': 'float32'}
+    """
+    found: dict[str, T] = {}
+    for pattern, value in rules.items():
+        for name in pattern_matches(pattern, names, where, optional=optional):
+            found.setdefault(name, value)
+    return found

@@ -12,7 +12,7 @@ from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
 import flaxckpt
-from flaxckpt.errors import ShardingError
+from flaxckpt.errors import RuleError, ShardingError
 from flaxckpt.sharding.abstract import InitialState
 from tests import zoo
 from tests.trees import assert_same
@@ -209,3 +209,19 @@ def test_a_param_whose_spec_does_not_fit_is_an_error_that_names_it(spec, why, me
         flaxckpt.abstract_state(init, mesh=mesh, specs={"params/.*": spec})
     assert str(raised.value).startswith(f"params/kernel cannot be sharded: {why}.\n")
     assert "mesh:  {'data': 4, 'model': 2}" in str(raised.value)
+
+
+def test_a_pattern_of_specs_may_be_the_path_of_a_node():
+    mesh = jax.make_mesh((2,), ("x",), axis_types=(AxisType.Auto,))
+
+    def init():
+        layer = {"kernel": jnp.ones((4, 2)), "bias": jnp.ones(2)}
+        return {"params": {"a.b": layer, "axb": layer}}
+
+    specs = {"params/a.b": P("x"), "params/.*/kernel": P(None, "x")}
+    found = flaxckpt.abstract_state(init, mesh=mesh, specs=specs)["params"]
+    assert found["a.b"]["kernel"].sharding.spec == found["a.b"]["bias"].sharding.spec == P("x")
+    assert found["axb"]["kernel"].sharding.spec == P(None, "x")
+    assert found["axb"]["bias"].sharding.spec == P()
+    with pytest.raises(RuleError, match=r"^specs: .* not globs: use 'params/\.\*/kernel'"):
+        flaxckpt.abstract_state(init, mesh=mesh, specs={"params/*/kernel": P("x")})

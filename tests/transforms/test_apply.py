@@ -172,7 +172,7 @@ def test_an_input_that_is_not_there():
 
 
 def test_bad_patterns_and_outputs():
-    with pytest.raises(RuleError, match="is no regular expression"):
+    with pytest.raises(RuleError, match="is not a valid regular expression"):
         Apply("(", refused)(state_of({"x": 1}), {})
     with pytest.raises(RuleError, match="does not fit its pattern"):
         Apply(inputs=["x"], output=r"\1", fn=refused)(state_of({"x": 1}), {})

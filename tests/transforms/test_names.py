@@ -58,7 +58,23 @@ def test_the_order_and_what_does_not_match_stay():
 
 
 def test_only_a_whole_key_path_matches():
-    assert names(Rename("b", "z", optional=True), "b/c", "a/b", "ab") == ["b/c", "a/b", "ab"]
+    assert names(Rename("b.", "z", optional=True), "b/c", "a/bc", "abc") == ["b/c", "a/bc", "abc"]
+
+
+def test_the_path_of_a_node_means_its_subtree():
+    found = "a/b/c", "a/b", "a/bc", "ab", "x.y/z", "xxy/z"
+    assert names(Rename("a/b", "z"), *found) == ["z/c", "z", *found[2:]]
+    assert names(Rename("a", ""), *found) == ["b/c", "b", "bc", *found[3:]]
+    assert names(Rename("x.y", r"\g<0>/0"), *found)[4:] == ["x.y/0/z", "xxy/z"]
+    assert names(Rename("", "top"), "a", "b/c") == ["top/a", "top/b/c"]
+    assert names(Drop("a"), *found) == [*found[3:]]
+    assert names(Drop("/x.y/"), *found) == [*found[:4], "xxy/z"]
+
+
+def test_a_glob_is_an_error_even_in_an_optional_rule():
+    for rule in (Drop("a/*", optional=True), Drop("**"), Rename("*/c", "c")):
+        with pytest.raises(RuleError, match="are regular expressions, not globs: use '"):
+            names(rule, "a/b/c", "d")
 
 
 def test_groups_in_another_order():
@@ -98,12 +114,12 @@ def test_a_rule_that_matches_nothing(saved):
     assert str(raised.value) == (
         "Rename(pattern='clasifier/kernel', replacement='head', optional=False): "
         "'clasifier/kernel' matches no key path as a whole. The closest are classifier/kernel, "
-        "classifier/bias, body/kernel. Correct it, or pass optional=True."
+        "classifier/bias, body/kernel. Fix the pattern, or pass optional=True."
     )
 
 
 def test_where_there_is_nothing_to_match():
-    with pytest.raises(RuleError, match="The closest are none: there is nothing. Correct it"):
+    with pytest.raises(RuleError, match="closest are none, because there are no leaves. Fix the"):
         Drop(".*")({}, {})
 
 
@@ -114,7 +130,7 @@ def test_an_optional_rule_may_match_nothing(rule):
 
 @pytest.mark.parametrize("rule", [Rename("(", "y"), Drop("(", optional=True)])
 def test_what_is_no_regular_expression(rule):
-    with pytest.raises(RuleError, match=r"'\(' is no regular expression: missing \)"):
+    with pytest.raises(RuleError, match=r"'\(' is not a valid regular expression: missing \)"):
         names(rule, "a")
 
 
