@@ -162,4 +162,6 @@ def test_a_pattern_that_matches_nothing(tmp_path):
     flaxckpt.save(tmp_path / "c", {"w": 1})
     with pytest.raises(errors.RuleError) as raised:
         flaxckpt.restore(tmp_path / "c", {"w": 0}, missing={"params/.*": "init"})
-    assert str(raised.value) == "missing={'params/.*': ...} matches no key path. Correct it."
+    assert str(raised.value) == (
+        "missing: 'params/.*' matches no key path as a whole. The closest are w. Fix the pattern."
+    )
