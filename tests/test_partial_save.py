@@ -194,6 +194,33 @@ def test_metadata_and_the_times_are_kept(tmp_path):
     assert 0 < described["init_timestamp_nsecs"] <= described["commit_timestamp_nsecs"]
 
 
+@pytest.mark.parametrize("options", [FAST, SMALL], ids=["fast", "little memory"])
+def test_items_are_saved_as_they_are_when_the_block_is_entered(options, tmp_path):
+    ema, config, rng = np.arange(30_000.0), {"layers": 12}, np.random.default_rng(3)
+    items = {"ema": {"w": ema, "on_device": jnp.arange(9)}, "config": config, "rng": rng}
+    expected = rng.bit_generator.state
+    with PartialSave(tmp_path / "x", items=items, options=options) as parts:
+        ema[:], config["layers"] = -1, 13
+        rng.random()
+        parts.add({"params": {"kernel": np.ones(2000)}})
+        parts.add({"step": 7})
+    assert_same(flaxckpt.restore(tmp_path / "x"), {"params": {"kernel": np.ones(2000)}, "step": 7})
+    found = flaxckpt.restore_items(tmp_path / "x", dict.fromkeys(items))
+    assert_same(found["ema"], {"w": np.arange(30_000.0), "on_device": jnp.arange(9)})
+    assert found["config"] == {"layers": 12}
+    assert found["rng"].bit_generator.state == expected
+    assert flaxckpt.verify(tmp_path / "x")
+
+
+def test_an_item_that_cannot_be_saved_leaves_nothing(tmp_path):
+    with pytest.raises(errors.ItemError, match="the item config: .*nan"):
+        PartialSave(tmp_path / "x", items={"config": {"a": float("nan")}}).__enter__()
+    assert_nothing_at(tmp_path / "x")
+    with pytest.raises(errors.ItemError, match="state is reserved"):
+        PartialSave(tmp_path / "x", items={"state": 1})
+    assert_nothing_at(tmp_path / "x")
+
+
 def test_a_manager_takes_it_for_a_step(tmp_path):
     save_in_parts(tmp_path / "run/7", {"a": jnp.ones(2)}, {"b": 1})
     with flaxckpt.CheckpointManager(tmp_path / "run") as ckpt:

@@ -84,7 +84,7 @@ LIMITS = [None, 4 * CHUNK, 5 * CHUNK + 1, 40 * CHUNK, 1 << 30]
 @pytest.mark.parametrize("limit", LIMITS)
 def test_a_stream_has_the_same_bytes_as_what_is_held(taken, limit, copy, place):
     found, expected = taken
-    assert encoded(stream(place(found), limit, copy=copy)) == expected
+    assert encoded(stream(place(found), limit=limit, copy=copy)) == expected
 
 
 def test_what_is_held_of_an_accelerator_has_the_same_bytes(taken):
@@ -102,13 +102,13 @@ def test_what_is_held_of_an_accelerator_has_the_same_bytes(taken):
 def test_any_array_is_cut_the_same_way(shape, dtype, chunk, limit, copy):
     array = jnp.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
     found = remote(take_apart(array, chunk))
-    assert encoded(stream(found, limit, copy=copy)) == encoded(hold(found))
+    assert encoded(stream(found, limit=limit, copy=copy)) == encoded(hold(found))
 
 
 @pytest.mark.parametrize("place", [lambda s: s, remote], ids=["on the host", "on an accelerator"])
 def test_a_large_shard_comes_chunk_by_chunk_in_memory_of_its_own(taken, place):
     limit = 8 * CHUNK
-    for piece in stream(place(taken[0]), limit, copy=True):
+    for piece in stream(place(taken[0]), limit=limit, copy=True):
         assert piece.values.nbytes <= limit // PART
         base = piece.values if piece.values.base is None else piece.values.base
         if isinstance(base, np.ndarray):
@@ -116,7 +116,7 @@ def test_a_large_shard_comes_chunk_by_chunk_in_memory_of_its_own(taken, place):
 
 
 def test_a_small_shard_is_one_piece(taken):
-    sizes = [len(piece.chunks) for piece in stream(taken[0], 1 << 30, copy=True)]
+    sizes = [len(piece.chunks) for piece in stream(taken[0], limit=1 << 30, copy=True)]
     assert len(sizes) == len(taken[0].plan.shards)
     assert max(sizes) > 1
 
@@ -128,18 +128,18 @@ def test_no_more_is_on_its_way_than_the_limit(monkeypatch):
     array_type = type(found.data[0])
     monkeypatch.setattr(array_type, "copy_to_host_async", lambda self: begun.append(self))
     limit = 5 * CHUNK
-    for count, _ in enumerate(stream(found, limit, copy=False)):
+    for count, _ in enumerate(stream(found, limit=limit, copy=False)):
         assert count < len(begun) <= count + limit // CHUNK + 1
     assert len(begun) == 20
     begun.clear()
-    assert next(stream(found, None, copy=False)) is not None
+    assert next(stream(found, limit=None, copy=False)) is not None
     assert len(begun) == 20
 
 
 def test_a_chunk_is_compiled_once_for_its_shape_not_for_its_place(caplog):
     found = remote(take_apart(jnp.arange(64 * 499, dtype=jnp.int8), 499))
     with jax.log_compiles():
-        assert len(list(stream(found, 4 * 499, copy=True))) == 64
+        assert len(list(stream(found, limit=4 * 499, copy=True))) == 64
     messages = [record.getMessage() for record in caplog.records]
     compiled = [text for text in messages if "Compiling" in text and "int8[31936]" in text]
     assert len(compiled) == 1
@@ -156,7 +156,7 @@ def run(tmp_path):
 @pytest.fixture
 def accelerator(monkeypatch):
     """Makes a run believe that jax arrays lie on an accelerator."""
-    monkeypatch.setattr(writer, "take_apart", lambda *args: remote(take_apart(*args)))
+    monkeypatch.setattr("flaxckpt.saving.save.take_apart", lambda *args: remote(take_apart(*args)))
 
 
 @pytest.mark.parametrize("where", ["the host", "an accelerator"])

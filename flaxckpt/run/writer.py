@@ -14,6 +14,7 @@ import time
 import traceback
 import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
 
 from flaxckpt.errors import (
     BackgroundSaveError,
@@ -22,26 +23,16 @@ from flaxckpt.errors import (
     SaveTimeoutError,
     StepPinnedError,
 )
-from flaxckpt.items.item import ProcessRank, check_names
-from flaxckpt.metadata import step_metadata
+from flaxckpt.items.item import ProcessRank
 from flaxckpt.metadata.step_metadata import MAX_PAST, CheckpointMetadata, PastSave
 from flaxckpt.multihost import PATIENCE, Collective, ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.run.costs import Accounts, Cost
 from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, history
-from flaxckpt.saving import contents
-from flaxckpt.saving.save import SaveRequest, check_vacant
+from flaxckpt.saving.save import SaveRequest, check_vacant, prepare
 from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import (
-    HostShard,
-    PlannedTree,
-    ShardQueue,
-    as_saved,
-    hold,
-    stream_all,
-    take_apart,
-)
+from flaxckpt.saving.snapshot import HostShard, PlannedTree, ShardQueue, hold, stream
 from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout, store
 from flaxckpt.store.bucket import BucketPath
@@ -183,14 +174,14 @@ class _StepSave:
 
     Attributes:
       step: its number.
-      job: what is written, and where.
+      prepared: what is written, and where.
       collective: the operation of the processes that write it.
       began: when the loop called, in seconds.
       blocked: for how many seconds the loop waited, if not for all.
     """
 
     step: int
-    job: PreparedSave
+    prepared: PreparedSave
     collective: Collective
     began: float
     blocked: float | None = None
@@ -212,8 +203,7 @@ class Writer:
         self.background = Background(options.timeout_secs)
         self._run, self._keep, self._options = run, keep, options
         self._async, self._accounts = async_, accounts
-        self._plan: SavePlan | None = None
-        self._item_plans: dict[str, SavePlan] = {}
+        self._plans: dict[str, SavePlan] = {}
         self._is_prepared = False
         self._past: collections.deque[PastSave] | None = None
 
@@ -231,36 +221,21 @@ class Writer:
         The save before this one is waited for, and its failure is raised. The `attempt` is the id
         of the save, if it has one already; `rank` is that of this process, if not in `group`.
         """
-        began = time.monotonic()
-        numbers = step_metadata.check_metrics(request.metrics or {})
-        ranking = self._keep.ranking_of(numbers)
-        user_metadata = step_metadata.check_metadata(request.metadata or {})
-        check_names(request.items or ())
+        began, request = time.monotonic(), request.checked()
+        ranking = self._keep.ranking_of(request.metrics or {})
         self.wait()
         patience = 1.0 if group.process is None else PATIENCE
         self.background.timeout_secs = patience * self._options.timeout_secs
         path = self._run.path(step)
         collective = group.collective(f"saving step {step} of {self._run.directory}")
         with collective.sharing_errors():
-            started = time.time_ns()
             admitted = collective.broadcast(functools.partial(self._admit, step, request.overwrite))
-            described = CheckpointMetadata(
-                attempt or admitted, started, 0, numbers, user_metadata, ranking=ranking
+            known: dict[str, Any] = {"ranking": ranking, "rank": rank, "plans": self._plans}
+            prepared, trees = prepare(
+                request, path, group, self._options, attempt or admitted, **known
             )
-            where = rank or ProcessRank(group.index, group.count)
-            encoded = contents.encode(request.items or {}, where)
-            chunk_bytes, process = self._options.chunk_bytes, group.process
-            kept = as_saved(request.state, self._options.save_dtype)
-            taken = take_apart(kept, chunk_bytes, self._plan, process)
-            of_items, states = contents.take_items_apart(
-                encoded, where, chunk_bytes, self._item_plans, process
-            )
-            self._plan, self._item_plans = taken.plan, contents.plans_of(of_items)
-            tree = contents.WholeTree(layout.ITEM, taken.plan)
-            job = PreparedSave(
-                tree, path, described, request.overwrite, self._options, tuple(of_items)
-            )
-            self._start(_StepSave(step, job, collective, began), [taken, *states])
+            self._plans = {tree.directory: tree.plan for tree in prepared.trees}
+            self._start(_StepSave(step, prepared, collective, began), trees)
 
     def _admit(self, step: int, overwrite: bool) -> str:
         """The id of an attempt to save `step`, once that is known to be possible."""
@@ -279,50 +254,42 @@ class Writer:
         self.background.join()
         self.background.raise_failure()
 
-    def _start(self, save: _StepSave, states: Sequence[PlannedTree]) -> None:
-        """Writes `states`, or sees to it that they are written whatever becomes of them."""
-        limit = self._options.snapshot_bytes
+    def _start(self, save: _StepSave, trees: Sequence[PlannedTree]) -> None:
+        """Writes `trees`, or sees to it that they are written whatever becomes of them."""
+        title = f"saving step {save.step} to {self._run.directory}"
         if not self._async:
-            self._write(save, stream_all(states, limit, copy=False))
-        elif limit is None or save.job.held_bytes <= limit:
-            pieces = hold(*states)
+            self._write(save, stream(*trees, limit=self._options.snapshot_bytes, copy=False))
+        elif (limit := self._options.snapshot_bytes) is None or save.prepared.held_bytes <= limit:
+            shards = hold(*trees)
             save.blocked = time.monotonic() - save.began
-            self._begin(save, functools.partial(self._write, save, pieces))
+            self.background.start(title, functools.partial(self._write, save, shards))
         else:
-            feed = ShardQueue(limit // 2)
-            self._begin(save, functools.partial(self._write_fed, save, feed))
-            went_on = feed.put_all(stream_all(states, limit // 2, copy=True))
+            waiting = ShardQueue(limit // 2)
+            self.background.start(title, functools.partial(self._write, save, waiting))
+            went_on = waiting.put_all(stream(*trees, limit=limit // 2, copy=True))
             save.blocked = time.monotonic() - save.began
-            feed.end()
+            waiting.end()
             if not went_on:
                 self.wait()
 
-    def _begin(self, save: _StepSave, task: Callable[[], None]) -> None:
-        """Has the background write."""
-        self.background.start(f"saving step {save.step} to {self._run.directory}", task)
-
-    def _write_fed(self, save: _StepSave, feed: ShardQueue) -> None:
-        """As `_write`; when it fails, the loop's thread is not kept waiting."""
+    def _write(self, save: _StepSave, shards: Iterable[HostShard]) -> None:
+        """Writes and commits one step, then deletes the steps that are no longer kept."""
+        prepared, is_process_0 = save.prepared, save.collective.group.is_process_0
         try:
-            self._write(save, feed)
+            if is_process_0:  # in the background: it may read the metadata of the previous step
+                with save.collective.sharing_errors():
+                    described, past = self._ranked(prepared.described), self._remembered()
+                    prepared = dataclasses.replace(prepared, past=past, described=described)
+            write(prepared, shards, save.collective)
         finally:
-            feed.stop()
-
-    def _write(self, save: _StepSave, pieces: Iterable[HostShard]) -> None:
-        """Writes and commits one step, then deletes what is no longer kept."""
-        job, is_process_0 = save.job, save.collective.group.is_process_0
-        if is_process_0:  # in the background: it may read the metadata of the step before
-            with save.collective.sharing_errors():
-                job = dataclasses.replace(
-                    job, past=self._remembered(), described=self._ranked(job.described)
-                )
-        write(job, pieces, save.collective)
+            if isinstance(shards, ShardQueue):  # the loop's thread may be waiting to put more
+                shards.stop()
         self._run.forget(save.step)
-        plan, seconds = job.state.plan, time.monotonic() - save.began
+        plan, seconds = prepared.state.plan, time.monotonic() - save.began
         blocked = seconds if save.blocked is None else save.blocked
         cost = Cost(save.step, len(plan.records), plan.nbytes, seconds, blocked)
-        logger.info("saved step %d: %s, to %s", save.step, cost, job.final)
-        self._remember(cost, job.described.metrics)
+        logger.info("saved step %d: %s, to %s", save.step, cost, prepared.final)
+        self._remember(cost, prepared.described.metrics)
         if is_process_0:
             self._delete_unkept(save.step)
 

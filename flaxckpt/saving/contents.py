@@ -1,9 +1,10 @@
-"""What one checkpoint holds: the trees, of which the first is the state, and the items' files."""
+"""What one checkpoint holds: the trees, of which the last is the state, and the items' files."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import functools
+from collections.abc import Mapping
 from typing import Any, NamedTuple, Protocol
 
 import crc32c
@@ -11,11 +12,11 @@ import orjson
 
 from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
 from flaxckpt.items import kind as items_kind
-from flaxckpt.items.item import JSON, ItemTree, ProcessRank, about
+from flaxckpt.items.item import JSON, ProcessRank, about
 from flaxckpt.items.kind import EncodedItem
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.step_metadata import ItemRecord
-from flaxckpt.saving.save_plan import SavePlan
+from flaxckpt.saving.save_plan import PartialPlan, SavePlan
 from flaxckpt.saving.snapshot import PlannedTree, take_apart
 from flaxckpt.store import layout
 
@@ -56,6 +57,26 @@ class WholeTree(NamedTuple):
         if not self.has_plain_keys:
             return files
         return {n: f for n, f in files.items() if not n.startswith(f"{layout.ARRAY_METADATAS}/")}
+
+
+class PartialTree:
+    """A tree that is saved in parts, so that its plan is known only at the end."""
+
+    directory = layout.ITEM
+
+    def __init__(self) -> None:
+        """No part is known yet."""
+        self.parts = PartialPlan()
+
+    @functools.cached_property
+    def plan(self) -> SavePlan:
+        """The plan of all parts; only asked for when there are no more."""
+        return self.parts.merged()
+
+    @property
+    def orbax_files(self) -> dict[str, bytes]:
+        """The files beside `_METADATA` that only Orbax reads."""
+        return self.plan.orbax_files
 
 
 @dataclasses.dataclass(frozen=True)
@@ -104,61 +125,44 @@ class WrittenItem:
         return ItemRecord(kind, files, inner, encoded.details, encoded.orbax if is_seen else JSON)
 
 
-def encode(items: Mapping[str, Any], rank: ProcessRank) -> dict[str, EncodedItem]:
-    """The items as they are now, but for the arrays of those that are trees.
-
-    Raises:
-      ItemError: when no checkpoint can hold one.
-    """
-    return {name: items_kind.encode(name, value, rank) for name, value in items.items()}
-
-
 def take_items_apart(
-    items: Mapping[str, EncodedItem],
+    items: Mapping[str, Any],
     rank: ProcessRank,
     chunk_bytes: int,
     plans: Mapping[str, SavePlan],
     process: int | None,
 ) -> tuple[list[WrittenItem], list[PlannedTree]]:
-    """The items to write, and the trees of those that have one.
+    """The items to write as they are now, and the trees of those that have one.
 
     Args:
-      items: encoded.
-      rank: of this process, as names of files say it.
+      items: objects by name.
+      rank: of this process, as names of files give it.
       chunk_bytes: as for `take_apart`.
-      plans: of the save before, by the names of the items, to be used where they fit.
+      plans: of the previous save, by directory, to be used where they fit.
       process: as for `take_apart`.
 
     Raises:
-      UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
-      UnsupportedKeyError: when a key cannot be written down.
+      ItemError: if an item cannot be serialized.
+      UnsupportedLeafError: if a leaf of a tree cannot be serialized.
+      UnsupportedKeyError: if a key of a tree cannot be serialized.
     """
-    taken, states = [], []
-    for name, chosen in items.items():
+    encoded = {name: items_kind.encode(name, value, rank) for name, value in items.items()}
+    written, planned = [], []
+    for name, item in encoded.items():
         tree = None
-        if (inner := chosen.encoded.tree) is not None:
-            states.append(_take_apart(name, inner, chunk_bytes, plans.get(name), process))
+        if (inner := item.encoded.tree) is not None:
             directory = f"{name}/{inner.directory}" if inner.directory else name
-            tree = WholeTree(directory, states[-1].plan, inner.has_plain_keys)
+            try:
+                taken = take_apart(inner.value, chunk_bytes, plans.get(directory), process)
+            except (UnsupportedLeafError, UnsupportedKeyError) as error:
+                raise type(error)(
+                    f"the item {name}: {error} Or call flaxckpt.register_item_handler for the "
+                    "whole item."
+                ) from error
+            planned.append(taken)
+            tree = WholeTree(directory, taken.plan, inner.has_plain_keys)
             # Not the arrays: the loop may want to free or to donate them.
-            kept = dataclasses.replace(chosen.encoded, tree=inner._replace(value=None))
-            chosen = EncodedItem(chosen.kind, kept)
-        taken.append(WrittenItem(name, chosen, tree, rank))
-    return taken, states
-
-
-def _take_apart(
-    name: str, tree: ItemTree, chunk_bytes: int, plan: SavePlan | None, process: int | None
-) -> PlannedTree:
-    """The tree of one item."""
-    try:
-        return take_apart(tree.value, chunk_bytes, plan, process)
-    except (UnsupportedLeafError, UnsupportedKeyError) as error:
-        raise type(error)(
-            f"the item {name}: {error} Or call flaxckpt.register_item_handler for the whole item."
-        ) from error
-
-
-def plans_of(items: Sequence[WrittenItem]) -> dict[str, SavePlan]:
-    """The plans of the items' trees, by the items' names."""
-    return {item.name: item.tree.plan for item in items if item.tree is not None}
+            kept = dataclasses.replace(item.encoded, tree=inner._replace(value=None))
+            item = item._replace(encoded=kept)
+        written.append(WrittenItem(name, item, tree, rank))
+    return written, planned

@@ -6,6 +6,7 @@ import concurrent.futures
 import dataclasses
 import functools
 import time
+import types
 from collections.abc import Mapping
 from pathlib import Path
 from types import TracebackType
@@ -23,27 +24,88 @@ from flaxckpt.errors import (
 )
 from flaxckpt.items.item import ProcessRank, check_names
 from flaxckpt.metadata import step_metadata
-from flaxckpt.metadata.step_metadata import CheckpointMetadata
+from flaxckpt.metadata.step_metadata import CheckpointMetadata, Ranking
+from flaxckpt.multihost import Collective, ProcessGroup
 from flaxckpt.options import BUFFER_BYTES, Options
-from flaxckpt.saving import contents
-from flaxckpt.saving.save_plan import PartialPlan, SavePlan
-from flaxckpt.saving.snapshot import ShardQueue, as_saved, stream, stream_all, take_apart
+from flaxckpt.saving.contents import PartialTree, WholeTree, take_items_apart
+from flaxckpt.saving.save_plan import SavePlan
+from flaxckpt.saving.snapshot import PlannedTree, ShardQueue, as_saved, stream, take_apart
 from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout, store
 from flaxckpt.store.store import Location, PathLike, locate
 
-# Saving one checkpoint.
+# The prelude of every save: its arguments, and what is to be written.
 
 
 @dataclasses.dataclass(frozen=True)
 class SaveRequest:
-    """The arguments of one save. They are checked when it begins, as some lie on devices."""
+    """The arguments of one save. Metrics may lie on devices, so they are checked when it begins."""
 
     state: Any
     metrics: Mapping[str, Any] | None = None
     metadata: Mapping[str, Any] | None = None
     items: Mapping[str, Any] | None = None
     overwrite: bool = False
+
+    def checked(self) -> SaveRequest:
+        """The same request, with metrics and metadata as they are recorded.
+
+        Raises:
+          InvalidMetricError: if a metric is not a number.
+          ValueError: if the metadata does not survive a JSON round trip.
+          ItemError: if an item has a name that items cannot have.
+        """
+        metrics = step_metadata.check_metrics(self.metrics or {})
+        metadata = step_metadata.check_metadata(self.metadata or {})
+        check_names(self.items or ())
+        return dataclasses.replace(self, metrics=metrics, metadata=metadata)
+
+
+def prepare(
+    request: SaveRequest,
+    final: Location,
+    group: ProcessGroup,
+    options: Options,
+    attempt: str,
+    *,
+    ranking: Ranking | None = None,
+    rank: ProcessRank | None = None,
+    plans: Mapping[str, SavePlan] = types.MappingProxyType({}),
+) -> tuple[PreparedSave, list[PlannedTree]]:
+    """Plans the save at `final`; the trees with an array, in the order in which they are written.
+
+    A `PartialTree` as state is planned later, part by part.
+
+    Args:
+      request: checked.
+      final: where the checkpoint is to be.
+      group: the processes that save.
+      options: how to write.
+      attempt: the id of this save.
+      ranking: how the run ranks its steps.
+      rank: of this process, if it is not its rank in `group`.
+      plans: of the previous save, by directory, to be used where they fit.
+
+    Raises:
+      UnsupportedLeafError: if a leaf cannot be serialized.
+      ItemError: if an item cannot be serialized.
+    """
+    described = CheckpointMetadata(
+        attempt, time.time_ns(), 0, request.metrics or {}, request.metadata or {}, ranking=ranking
+    )
+    rank = rank or ProcessRank(group.index, group.count)
+    chunk_bytes, process = options.chunk_bytes, group.process
+    items, trees = take_items_apart(request.items or {}, rank, chunk_bytes, plans, process)
+    state = request.state
+    if not isinstance(state, PartialTree):
+        kept = as_saved(state, options.save_dtype)
+        trees.append(take_apart(kept, chunk_bytes, plans.get(layout.ITEM), process))
+        state = WholeTree(layout.ITEM, trees[-1].plan)
+    prepared = PreparedSave(state, final, described, request.overwrite, options, tuple(items))
+    return prepared, trees
+
+
+# Saving one checkpoint.
 
 
 def save(
@@ -83,29 +145,20 @@ def save(
       >>> import jax.numpy as jnp
       >>> flaxckpt.save(tmp_path / "exported", {"kernel": jnp.ones((2, 3)), "step": 7})
     """
+    request = SaveRequest(tree, None, metadata, items, overwrite).checked()
     final = locate(path, options)
-    started = time.time_ns()
-    user_metadata = step_metadata.check_metadata(metadata or {})
-    check_names(items or ())
-    group = multihost.process_group(
-        options.timeout_secs, functools.partial(store.key_values, final.parent)
-    )
-    collective = group.collective(f"saving {final}")
+    collective = _collective(final, f"saving {final}", options)
     with collective.sharing_errors():
         attempt = collective.broadcast(functools.partial(admit, final, overwrite, options))
-        described = CheckpointMetadata(attempt, started, 0, {}, user_metadata)
-        rank = ProcessRank(group.index, group.count)
-        encoded = contents.encode(items or {}, rank)
-        state = take_apart(
-            as_saved(tree, options.save_dtype), options.chunk_bytes, process=group.process
-        )
-        of_items, states = contents.take_items_apart(
-            encoded, rank, options.chunk_bytes, {}, group.process
-        )
-        pieces = stream_all([state, *states], options.snapshot_bytes, copy=False)
-    whole = contents.WholeTree(layout.ITEM, state.plan)
-    job = PreparedSave(whole, final, described, overwrite, options, tuple(of_items))
-    write(job, pieces, collective)
+        prepared, trees = prepare(request, final, collective.group, options, attempt)
+    shards = stream(*trees, limit=options.snapshot_bytes, copy=False)
+    write(prepared, shards, collective)
+
+
+def _collective(final: Location, title: str, options: Options) -> Collective:
+    """What the processes of the job do together for a checkpoint outside of a run."""
+    key_values = functools.partial(store.key_values, final.parent)
+    return multihost.process_group(options.timeout_secs, key_values).collective(title)
 
 
 def admit(final: Location, overwrite: bool, options: Options) -> str:
@@ -152,26 +205,6 @@ def _is_vacant(final: Path) -> bool:
 # Saving one checkpoint in several calls.
 
 
-class PartialTree:
-    """A `WrittenTree` of which more becomes known while it is written."""
-
-    directory = layout.ITEM
-
-    def __init__(self) -> None:
-        """Nothing is known yet."""
-        self.parts = PartialPlan()
-
-    @functools.cached_property
-    def plan(self) -> SavePlan:
-        """The plan of all parts; only asked for when there are no more."""
-        return self.parts.merged()
-
-    @property
-    def orbax_files(self) -> dict[str, bytes]:
-        """The files beside `_METADATA` that only Orbax reads."""
-        return self.plan.orbax_files
-
-
 class PartialSave:
     """Saves one checkpoint in several calls, for a tree that is never whole in memory.
 
@@ -193,50 +226,62 @@ class PartialSave:
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,
+        items: Mapping[str, Any] | None = None,
         options: Options = Options(),
     ):
-        """What is to be saved to `path`, within a `with` block.
+        """Describes the checkpoint; nothing is written before the `with` block.
 
         Args:
-          path: as for `flaxckpt.save`, and so are the others.
-          overwrite: whether to replace a checkpoint that is there.
-          metadata: anything JSON can hold, for people and tools.
+          path: directory of the checkpoint, as for `flaxckpt.save`.
+          overwrite: whether to replace an existing checkpoint.
+          metadata: JSON data for people and tools.
+          items: objects to save beside the tree, as for `flaxckpt.save`; they are saved as they
+            are when the block is entered.
           options: how to write.
+
+        Raises:
+          ItemError: if an item has a name that items cannot have.
         """
-        self._final, self._options, self._overwrite = locate(path, options), options, overwrite
-        self._metadata = step_metadata.check_metadata(metadata or {})
-        self._tree, self._limit = PartialTree(), options.snapshot_bytes or BUFFER_BYTES
-        self._feed = ShardQueue(self._limit)
+        self._tree = PartialTree()
+        self._request = SaveRequest(self._tree, None, metadata, items, overwrite).checked()
+        self._final, self._options = locate(path, options), options
+        self._limit = options.snapshot_bytes or BUFFER_BYTES
+        self._queue = ShardQueue(self._limit)
         self._written: concurrent.futures.Future[None] | None = None
 
     def __enter__(self) -> Self:
-        """Begins to write.
+        """Begins to write, with the items.
 
         Raises:
-          StepExistsError: when there is a checkpoint at the path and `overwrite` is not set.
-          DirectoryError: when it is a file, holds something else, or may not be written.
+          StepExistsError: if there is a checkpoint at the path and `overwrite` is not set.
+          ItemError: if an item cannot be serialized; nothing is written.
+          DirectoryError: if the path is a file, holds something else, or is not writable.
         """
-        final, options, overwrite = self._final, self._options, self._overwrite
-        key_values = functools.partial(store.key_values, final.parent)
-        self._group = multihost.process_group(options.timeout_secs, key_values)
-        self._collective = self._group.collective(f"saving {final} in parts")
+        final, options, request = self._final, self._options, self._request
+        self._collective = _collective(final, f"saving {final} in parts", options)
+        group, admitted = self._collective.group, (final, request.overwrite, options)
         with self._collective.sharing_errors():
-            attempt = self._collective.broadcast(
-                functools.partial(admit, final, overwrite, options)
-            )
-        described = CheckpointMetadata(attempt, time.time_ns(), 0, {}, self._metadata)
-        job = PreparedSave(self._tree, final, described, overwrite, options)
+            attempt = self._collective.broadcast(functools.partial(admit, *admitted))
+            prepared, of_items = prepare(request, final, group, options, attempt)
+        self._number = len(of_items)
         pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
-        self._written = pool.submit(self._write, job)
+        self._written = pool.submit(self._write, prepared)
         pool.shutdown(wait=False)
+        try:
+            went_on = self._queue.put_all(stream(*of_items, limit=self._limit, copy=True))
+        except BaseException:
+            concurrent.futures.wait([self._written])  # it cleans up
+            raise
+        if not went_on:
+            self._raise_closed()
         return self
 
-    def _write(self, job: PreparedSave) -> None:
+    def _write(self, prepared: PreparedSave) -> None:
         """Writes what comes, and commits it at the end."""
         try:
-            write(job, self._feed, self._collective)
+            write(prepared, self._queue, self._collective)
         finally:
-            self._feed.stop()
+            self._queue.stop()
 
     def add(self, part: Any) -> None:
         """Writes a part of the tree; when this returns, it may be donated, deleted or changed.
@@ -252,10 +297,11 @@ class PartialSave:
         """
         if self._written is None or self._written.done():
             self._raise_closed()
-        kept = as_saved(part, self._options.save_dtype)
-        state = take_apart(kept, self._options.chunk_bytes, process=self._group.process)
-        self._tree.parts = self._tree.parts.with_part(state.plan)
-        if not self._feed.put_all(stream(state, self._limit, copy=True)):
+        kept, process = as_saved(part, self._options.save_dtype), self._collective.group.process
+        taken = take_apart(kept, self._options.chunk_bytes, process=process)
+        self._tree.parts = self._tree.parts.with_part(taken.plan)
+        shards = stream(taken, limit=self._limit, copy=True, first=self._number)
+        if not self._queue.put_all(shards):
             self._raise_closed()
 
     def _raise_closed(self) -> None:
@@ -273,13 +319,13 @@ class PartialSave:
         """Commits, or raises what `flaxckpt.save` would; when the block raised, removes it all."""
         assert self._written is not None, "it was entered"
         if error is None and self._tree.parts.plans:
-            self._feed.end()
+            self._queue.end()
             self._written.result()
             return
         empty = ManagerError(
             f"no part of {self._final} was added, so nothing is saved. Add one in the with block."
         )
-        self._feed.fail(error or empty)
+        self._queue.fail(error or empty)
         concurrent.futures.wait([self._written])
         if error is None:
             raise empty

@@ -79,10 +79,7 @@ class PlannedTree(NamedTuple):
 
 
 class HostShard(NamedTuple):
-    """Some chunks of an array, by key and region, and the values on the host that they are in.
-
-    The `tree` is the one that the array is of, when several are written together.
-    """
+    """Chunks of an array by key and region, the host values they lie in, and the tree's number."""
 
     array: ArrayPlan
     chunks: tuple[tuple[str, Region], ...]
@@ -124,42 +121,26 @@ def take_apart(
 
 
 @garbage_collector.paused()
-def hold(*states: PlannedTree) -> Iterator[HostShard]:
-    """All of `states`; when this returns, they may be donated, deleted or changed.
+def hold(*trees: PlannedTree) -> Iterator[HostShard]:
+    """All of `trees`; when this returns, they may be donated, deleted or changed.
 
     On the CPU backend the values are views of jax's own buffers. While a view lives, jax gives a
     donating computation other memory instead, so it costs nothing now and stays right; the loop
     pays with the page faults of that memory at its next step (see docs/performance.md).
     """
-    found = [_local_data(state) for state in states]
-    for state, data in zip(states, found, strict=True):
-        for (array, _), values in zip(state.plan.shards, data, strict=True):
+    found = [_local_data(tree) for tree in trees]
+    for tree, data in zip(trees, found, strict=True):
+        for (array, _), values in zip(tree.plan.shards, data, strict=True):
             if array.is_remote:
                 values.copy_to_host_async()
     with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
         held = [collections.deque(map(_safe, data)) for data in found]
-    return _numbered([_drain(s.plan, values) for s, values in zip(states, held, strict=True)])
+    return _drain([tree.plan for tree in trees], held)
 
 
-def stream_all(
-    states: Sequence[PlannedTree], limit: int | None, *, copy: bool
-) -> Iterator[HostShard]:
-    """All of `states`, one after the other; see `stream`."""
-    return _numbered([stream(state, limit, copy=copy) for state in states])
-
-
-def _numbered(trees: Sequence[Iterator[HostShard]]) -> Iterator[HostShard]:
-    """The pieces of several trees, which say of which they are."""
-    first, *others = trees
-    numbered = (
-        piece._replace(tree=number) for number, pieces in enumerate(others, 1) for piece in pieces
-    )
-    return itertools.chain(first, numbered)
-
-
-def by_tree(pieces: Iterable[HostShard], count: int) -> Iterator[Iterator[HostShard]]:
-    """The pieces of each of `count` trees. Those of one must be taken before the next."""
-    groups = itertools.groupby(pieces, lambda piece: piece.tree)
+def by_tree(shards: Iterable[HostShard], count: int) -> Iterator[Iterator[HostShard]]:
+    """The shards of each of `count` trees. Those of one must be taken before the next."""
+    groups = itertools.groupby(shards, lambda shard: shard.tree)
     number, group = next(groups, (count, iter(())))
     for tree in range(count):
         if tree < number:
@@ -169,29 +150,36 @@ def by_tree(pieces: Iterable[HostShard], count: int) -> Iterator[Iterator[HostSh
         number, group = next(groups, (count, iter(())))
 
 
-def _drain(plan: SavePlan, held: collections.deque[np.ndarray]) -> Iterator[HostShard]:
-    """The pieces of what is held, which is dropped as they are taken."""
-    for array, shard in plan.shards:
-        yield HostShard(array, shard.chunks, shard.region, held.popleft())
+def _drain(
+    plans: Sequence[SavePlan], held: Sequence[collections.deque[np.ndarray]]
+) -> Iterator[HostShard]:
+    """The shards that are held; each is dropped as it is taken, and no device array is kept."""
+    for number, (plan, values) in enumerate(zip(plans, held, strict=True)):
+        for array, shard in plan.shards:
+            yield HostShard(array, shard.chunks, shard.region, values.popleft(), number)
 
 
-def stream(state: PlannedTree, limit: int | None, *, copy: bool) -> Iterator[HostShard]:
-    """All of `state`, in pieces that come to the host as they are taken.
+def stream(
+    *trees: PlannedTree, limit: int | None, copy: bool, first: int = 0
+) -> Iterator[HostShard]:
+    """All of `trees`, in shards or chunks that come to the host as they are taken.
 
     Args:
-      state: must not change until the last piece is taken.
+      *trees: must not change until the last shard is taken.
       limit: how many bytes may be on their way to the host ahead of what is taken; `None` for any.
-      copy: whether a piece must stay right, and hold no more memory than it has bytes, when the
-        state changes after the last was taken.
+      copy: whether a shard must stay right, and hold no more memory than it has bytes, when the
+        tree changes after the last was taken.
+      first: the number of the first tree in the save.
     """
-    data = _transferring(state.plan, _local_data(state), limit)
-    for (array, shard), values in zip(state.plan.shards, data, strict=True):
-        if _is_split(values, limit) and (copy or array.is_remote):
-            yield from _chunks(array, shard, values)
-            continue
-        with jax.transfer_guard("allow"):
-            on_host = _safe(values) if copy else np.asarray(values)
-        yield HostShard(array, shard.chunks, shard.region, on_host)
+    for number, tree in enumerate(trees, first):
+        data = _transferring(tree.plan, _local_data(tree), limit)
+        for (array, shard), values in zip(tree.plan.shards, data, strict=True):
+            if _is_split(values, limit) and (copy or array.is_remote):
+                yield from _chunks(array, shard, values, number)
+                continue
+            with jax.transfer_guard("allow"):
+                on_host = _safe(values) if copy else np.asarray(values)
+            yield HostShard(array, shard.chunks, shard.region, on_host, number)
 
 
 def _local_data(state: PlannedTree) -> list[Any]:
@@ -231,7 +219,7 @@ def _transferring(plan: SavePlan, data: list[Any], limit: int | None) -> Iterato
         yield waiting.popleft()[0]
 
 
-def _chunks(array: ArrayPlan, shard: ShardPlan, data: AnyArray) -> Iterator[HostShard]:
+def _chunks(array: ArrayPlan, shard: ShardPlan, data: AnyArray, number: int) -> Iterator[HostShard]:
     """The chunks of a shard one by one, each in memory of its own."""
     for key, region in shard.chunks:
         index = region.within(shard.region)[: data.ndim]  # without the bytes of an element
@@ -241,7 +229,7 @@ def _chunks(array: ArrayPlan, shard: ShardPlan, data: AnyArray) -> Iterator[Host
                 if array.is_remote
                 else np.array(np.asarray(data)[index])
             )
-        yield HostShard(array, ((key, region),), region, values)
+        yield HostShard(array, ((key, region),), region, values, number)
 
 
 def part_of_device(data: AnyArray, index: tuple[slice, ...]) -> np.ndarray:

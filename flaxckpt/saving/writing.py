@@ -68,7 +68,7 @@ class ProcessManifest(NamedTuple):
     """What one process has done of a checkpoint.
 
     Attributes:
-      trees: its parts of the trees, the state first.
+      trees: what it wrote of each tree.
       files: the files that it wrote for itself, by their items and names, with size and checksum.
       items: a checksum of what must be the same of each item.
     """
@@ -315,8 +315,8 @@ class PreparedSave:
 
     @property
     def trees(self) -> tuple[WrittenTree, ...]:
-        """What is written like the state, which is the first."""
-        return (self.state, *(item.tree for item in self.items if item.tree is not None))
+        """The trees of the items, then the state: parts of it may come as long as it is written."""
+        return (*(item.tree for item in self.items if item.tree is not None), self.state)
 
     @property
     def directories(self) -> list[str]:
@@ -479,7 +479,7 @@ def _write_metadata(
 ) -> None:
     """Writes all but the arrays and what processes have for themselves, which are `written`."""
     for writer, arrays in zip(writers, written.trees, strict=True):
-        writer.write_metadata(arrays, job.past if writer is writers[0] else ())
+        writer.write_metadata(arrays, job.past if writer is writers[-1] else ())
     records = {}
     for item in job.items:
         files = dict(item.files)
