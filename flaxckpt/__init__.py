@@ -12,7 +12,9 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from flaxckpt import errors as errors
     from flaxckpt.exporting import export as export
-    from flaxckpt.inspecting import LeafInfo as LeafInfo
+    from flaxckpt.inspecting import CheckpointInfo as CheckpointInfo
+    from flaxckpt.inspecting import ItemInfo as ItemInfo
+    from flaxckpt.inspecting import LazyCheckpoint as LazyCheckpoint
     from flaxckpt.inspecting import VerifyReport as VerifyReport
     from flaxckpt.inspecting import inspect as inspect
     from flaxckpt.inspecting import lazy as lazy
@@ -20,6 +22,7 @@ if TYPE_CHECKING:
     from flaxckpt.items.kind import register_item_handler as register_item_handler
     from flaxckpt.items.kind import restore_items as restore_items
     from flaxckpt.leaves.kinds import register_leaf_handler as register_leaf_handler
+    from flaxckpt.leaves.spec import LeafInfo as LeafInfo
     from flaxckpt.manager import CheckpointManager as CheckpointManager
     from flaxckpt.options import ObjectStore as ObjectStore
     from flaxckpt.options import Options as Options
@@ -53,13 +56,16 @@ __version__ = "0.1.0"
 _PLACES = {
     "Apply": "transforms",
     "Cast": "transforms",
+    "CheckpointInfo": "inspecting",
     "CheckpointManager": "manager",
     "Drop": "transforms",
     "Every": "run.schedule",
     "Fallback": "transforms",
+    "ItemInfo": "inspecting",
     "Keep": "run.retention",
     "Leaf": "source.leaf",
-    "LeafInfo": "inspecting",
+    "LazyCheckpoint": "inspecting",
+    "LeafInfo": "leaves.spec",
     "ObjectStore": "options",
     "Options": "options",
     "PartialSave": "saving.save",

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Container, Iterator, Mapping, Sequence
+import datetime
+import html
+from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import crc32c
+from etils import epath
 
+from flaxckpt import text
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.dtypes import storage_of
-from flaxckpt.leaves.spec import LeafRecord
+from flaxckpt.leaves.spec import LeafInfo, LeafRecord
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.options import Options
 from flaxckpt.sharding.chunks import chunks_of, whole
@@ -28,84 +32,350 @@ from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout, ocdbt, store, zarr3
 from flaxckpt.store.ocdbt import Place, check_versions, read_index
 from flaxckpt.store.store import Location, PathLike
-from flaxckpt.tree.rebuild import build
+from flaxckpt.tree.node import Node, named_nodes
 
-# What is in a checkpoint, without reading an array.
+# One checkpoint as an object that prints as a table, without reading an array.
+
+
+# Rows of `repr`, and of a notebook's table; deeper subtrees are one row each.
+_REPR_ROWS, _HTML_ROWS = 20, 500
 
 
 @dataclasses.dataclass(frozen=True)
-class LeafInfo:
-    """One leaf of a checkpoint.
+class ItemInfo:
+    """An item that a checkpoint has in addition to the state.
 
     Attributes:
-      name: its key path.
-      kind: what it was: `jax`, `numpy`, `int`, `str`, `prng_key`, ...
-      dtype: the dtype of its array; empty when it has none.
-      shape: the shape of its array.
-      nbytes: the size of its array, in bytes.
-      chunks: the shape of a chunk on disk.
-      weak_type: jax's weak type.
-      impl: the implementation of a PRNG key.
-      mesh: the axes of the mesh that it was saved on, with their sizes; `None` off a mesh.
-      spec: the entries of its PartitionSpec on that mesh.
+      name: the name of the item.
+      kind: the name of the handler that restores it.
+      nbytes: the size of its files and arrays, in bytes.
+      tree: its tree of `LeafInfo`s; `None` if the item is not a tree.
     """
 
     name: str
     kind: str
-    dtype: str = ""
-    shape: tuple[int, ...] = ()
-    nbytes: int = 0
-    chunks: tuple[int, ...] = ()
-    weak_type: bool = False
-    impl: str = ""
-    mesh: dict[str, int] | None = None
-    spec: tuple[Any, ...] = ()
+    nbytes: int
+    tree: Any = None
 
 
-def inspect(path: PathLike, *, options: Options = Options()) -> Any:
-    """The tree of the checkpoint at `path`, of any format, with a `LeafInfo` for each leaf.
+@dataclasses.dataclass(frozen=True, repr=False)
+class CheckpointInfo:
+    """The contents of a checkpoint. It prints as a short table, in a notebook as a folded one.
+
+    Attributes:
+      path: the checkpoint.
+      format: the name of its format, such as `flaxckpt` or `Orbax`.
+      tree: the saved tree, with a `LeafInfo` for each leaf. It is also a target:
+        `restore(path, info.tree)` restores each array onto its saved sharding if the devices form
+        a mesh of that shape, and onto the default device otherwise.
+      nbytes: the size of the arrays of `tree`, in bytes.
+      items: the items in addition to the state, by name.
+      metrics: the metrics of the step.
+      metadata: the user's metadata.
+      step: the step; `None` if the name of the directory is not a step.
+      started: when the save began (UTC); `None` for another format.
+      committed: when the save was committed (UTC); `None` for another format.
+    """
+
+    path: epath.Path
+    format: str
+    tree: Any
+    nbytes: int
+    items: Mapping[str, ItemInfo]
+    metrics: Mapping[str, float]
+    metadata: Mapping[str, Any]
+    step: int | None
+    started: datetime.datetime | None
+    committed: datetime.datetime | None
+    _root: Branch = dataclasses.field(compare=False)
+
+    def __repr__(self) -> str:
+        """The path, the metrics and the items, and a row for each of at most 20 subtrees."""
+        found = list(_subtrees(self._root, _depth(self._root, _REPR_ROWS)))
+        rows = [(text.clean(name) or "(the whole tree)", *_cells(branch)) for name, branch in found]
+        rows, more = rows[:_REPR_ROWS], len(rows) - _REPR_ROWS
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        table = ["  " + "  ".join(map(str.ljust, row, widths)).rstrip() for row in rows]
+        return "\n".join([*self._head(), *table, *([f"  ... {more:,} more"] if more > 0 else [])])
+
+    def _repr_html_(self) -> str:
+        """The same for a notebook; a click unfolds a subtree."""
+        first, *rest = (html.escape(line) for line in self._head())
+        head = f"<b>{first}</b>{''.join(f'<div>{line}</div>' for line in rest)}"
+        return f"<div>{head}{_folded(self._root, _depth(self._root, _HTML_ROWS))}</div>"
+
+    def _head(self) -> list[str]:
+        age = self.committed and datetime.datetime.now(datetime.UTC) - self.committed
+        counts = f"{text.plural(self._root.count, 'leaf')}, {text.size(self.nbytes)}"
+        items = (f"{i.name} ({i.kind}, {text.size(i.nbytes)})" for i in self.items.values())
+        facts = {
+            "metrics": text.metrics(self.metrics),
+            "metadata": text.short(str(dict(self.metadata))) if self.metadata else "",
+            "items": ", ".join(items),
+        }
+        old = f", {text.age(age.total_seconds())} old" if age else ""
+        lines = (f"{name}: {value}" for name, value in facts.items() if value)
+        return [text.clean(x) for x in (f"{self.path}: {self.format}, {counts}{old}", *lines)]
+
+
+def inspect(path: PathLike, *, options: Options = Options()) -> CheckpointInfo:
+    """Describes the checkpoint at `path`, of any format. No array is read.
 
     Args:
-      path: as for `flaxckpt.restore`.
-      options: how object stores are reached.
+      path: a checkpoint or a step of a run, as in `flaxckpt.restore`.
+      options: how to connect to object stores.
 
     Raises:
-      CheckpointNotFoundError: when there is no checkpoint at `path`.
-      CorruptCheckpointError: when its metadata are damaged.
+      CheckpointNotFoundError: if there is no checkpoint at `path`.
+      CorruptCheckpointError: if its metadata is damaged.
 
     Example:
       >>> import numpy as np
       >>> flaxckpt.save(tmp_path / "exported", {"kernel": np.ones((2, 3))})
-      >>> flaxckpt.inspect(tmp_path / "exported")["kernel"].shape
-      (2, 3)
+      >>> info = flaxckpt.inspect(tmp_path / "exported")
+      >>> info.tree["kernel"].shape, info.nbytes
+      ((2, 3), 48)
     """
     source = open_source(path, options)
-    return build(source.nodes, [_info(leaf) for leaf in source.leaves])
+    described = source.described if isinstance(source, Checkpoint) else None
+    items = (
+        ItemInfo(item.name, item.kind, item.total_nbytes, item.tree and _tree_of(item.tree))
+        for item in items_of(source)
+    )
+    return CheckpointInfo(
+        epath.Path(str(source.path)),
+        format_of(source),
+        _tree_of(source),
+        sum(leaf.nbytes for leaf in source.leaves),
+        {item.name: item for item in items},
+        dict(described.metrics) if described else {},
+        dict(source.metadata),
+        layout.parse_step(source.path.name),
+        _time(described.started_ns) if described else None,
+        _time(described.committed_ns) if described else None,
+        branch_of(source),
+    )
 
 
-def _info(leaf: Leaf) -> LeafInfo:
-    """A leaf as people want to see it."""
-    spec, array = leaf.spec, leaf.array
-    if array is None:
-        return LeafInfo(leaf.name, spec.kind, impl=spec.impl)
-    mesh: dict[str, int] | None = None
+def _tree_of(source: Source) -> Any:
+    """The tree of `source`, with a `LeafInfo` for each leaf."""
+    from flaxckpt.tree.rebuild import build  # `flaxckpt show` does without jax and flax
+
+    return build(source.nodes, [_leaf_info(leaf) for leaf in source.leaves])
+
+
+def _leaf_info(leaf: Leaf) -> LeafInfo:
+    if leaf.array is None:
+        return LeafInfo(leaf.name, leaf.spec)
+    array, mesh = leaf.array, None
     partition: tuple[Any, ...] = ()
     if array.sharding is not None:
         axes = array.sharding["mesh"]
         mesh = dict(zip(axes["axis_names"], axes["shape"], strict=True))
         partition = tuple(tuple(p) if isinstance(p, list) else p for p in array.sharding["spec"])
-    return LeafInfo(
-        leaf.name,
-        spec.kind,
-        array.dtype,
-        array.shape,
-        leaf.nbytes,
-        tuple(array.chunks),
-        spec.weak_type,
-        spec.impl,
-        mesh,
-        partition,
-    )
+    return LeafInfo(leaf.name, leaf.spec, leaf.nbytes, tuple(array.chunks), mesh, partition)
+
+
+def _time(ns: int) -> datetime.datetime:
+    return datetime.datetime.fromtimestamp(ns / 1e9, datetime.UTC)
+
+
+def _depth(root: Branch, most: int) -> int:
+    """How many levels of the tree have at most `most` subtrees."""
+    return fitting_depth([leaf.name for leaf in leaves_of(root)], most)
+
+
+def _subtrees(branch: Branch, depth: int, name: str = "") -> Iterator[tuple[str, Branch]]:
+    """The subtrees at `depth`, and the leaves above it, with their key paths."""
+    if not depth or not branch.children:
+        yield name, branch
+    for child in branch.children if depth else ():
+        yield from _subtrees(child, depth - 1, f"{name}/{child.key}".lstrip("/"))
+
+
+def _cells(branch: Branch) -> tuple[str, str, str]:
+    size = text.size(branch.nbytes) if branch.nbytes else "-"
+    return branch.type(folded=True), size, branch.sharding
+
+
+def _folded(branch: Branch, depth: int) -> str:
+    """A subtree as HTML that opens with a click."""
+    said = "  ".join((branch.key or "(the whole tree)", *filter(None, _cells(branch))))
+    label = html.escape(text.clean(said))
+    if not depth or not branch.children:
+        return f"<div style='margin-left: 1em'>{label}</div>"
+    shown, more = branch.children[:_HTML_ROWS], len(branch.children) - _HTML_ROWS
+    inside = "".join(_folded(child, depth - 1) for child in shown)
+    rest = f"<div style='margin-left: 1em'>... {more:,} more</div>" if more > 0 else ""
+    return f"<details style='margin-left: 1em'><summary>{label}</summary>{inside}{rest}</details>"
+
+
+# The tree of a checkpoint and its items as branches, with sizes. It needs no jax.
+
+
+class OpenedItem(NamedTuple):
+    """An item of a checkpoint.
+
+    Attributes:
+      name: the name of the item.
+      kind: the name of the handler that restores it.
+      nbytes: the size of its files, without the files of its tree.
+      checksums: the checksum of each file, by name.
+      tree: its tree; `None` if the item is not a tree.
+    """
+
+    name: str
+    kind: str
+    nbytes: int
+    checksums: dict[str, int | None]
+    tree: Checkpoint | None
+
+    @property
+    def total_nbytes(self) -> int:
+        """The size of its files and arrays."""
+        return self.nbytes + (sum(leaf.nbytes for leaf in self.tree.leaves) if self.tree else 0)
+
+
+def items_of(source: Source) -> list[OpenedItem]:
+    """The items of a checkpoint of flaxckpt; other formats have none."""
+    if not isinstance(source, Checkpoint):
+        return []
+    return [_opened(source, name) for name in source.described.items]
+
+
+def _opened(checkpoint: Checkpoint, name: str) -> OpenedItem:
+    record = checkpoint.described.items[name]
+    # A commit marker has no contents; only Orbax looks for it.
+    files = {file: f for file, f in record.files.items() if file != layout.COMMIT_SUCCESS}
+    size = sum(file.size for file in files.values())
+    checksums = {file: found.crc32c for file, found in files.items()}
+    tree = None if record.tree is None else open_item(checkpoint, name)
+    return OpenedItem(name, record.kind, size, checksums, tree)
+
+
+def format_of(source: Source) -> str:
+    """The name of the format of a checkpoint."""
+    return getattr(source, "format", "flaxckpt")
+
+
+@dataclasses.dataclass
+class Branch:
+    """A node or a leaf, and everything below it.
+
+    Attributes:
+      key: the last component of its key path.
+      node: the node; `None` for a leaf.
+      leaf: the leaf; `None` for a node.
+      children: the branches directly below a node.
+      nbytes: the size of all its arrays.
+      count: the number of its leaves.
+    """
+
+    key: str
+    node: Node | None = None
+    leaf: Leaf | None = None
+    children: list[Branch] = dataclasses.field(default_factory=list)
+    nbytes: int = 0
+    count: int = 0
+
+    @property
+    def sharding(self) -> str:
+        """The saved sharding of a leaf; empty if it has none."""
+        array = None if self.leaf is None else self.leaf.array
+        return "" if array is None else text.sharding(array.sharding)
+
+    def type(self, *, folded: bool) -> str:
+        """The type of a leaf or a node; of a `folded` node with the number of its leaves."""
+        if self.leaf is not None:
+            value = self.leaf.value
+            shown = f" {text.short(repr(value))}" if isinstance(value, str) else ""
+            return f"{self.leaf.spec}{shown}"
+        assert self.node is not None, "it is not a leaf"
+        name = text.class_of(self.node.kind, self.node.class_name)
+        if not self.children:
+            return f"{name or self.node.kind} (empty)"
+        return f"{name} ({text.plural(self.count, 'leaf')})".strip() if folded else name
+
+
+def branch_of(source: Source, is_wanted: Callable[[str], bool] | None = None) -> Branch:
+    """The tree of `source`; with `is_wanted` only the leaves whose key paths it accepts."""
+    root = _nested(source)
+    _count(root, is_wanted)
+    return root
+
+
+def _nested(source: Source) -> Branch:
+    """The tree without sizes."""
+    top, leaves = Branch(""), iter(source.leaves)
+    # A node that is open, and how many of its children are still to come.
+    stack: list[tuple[Branch, int]] = [(top, 1)]
+    for name, node in named_nodes(source.nodes):
+        while not stack[-1][1]:
+            stack.pop()
+        parent, missing = stack.pop()
+        stack.append((parent, missing - 1))
+        if node is not None and node.is_box:
+            stack.append((parent, len(node.keys)))  # what is in a box has the name of the box
+            continue
+        branch = Branch(name.rpartition("/")[2], node, next(leaves) if node is None else None)
+        parent.children.append(branch)
+        if node is not None:
+            stack.append((branch, len(node.keys)))
+    return top.children[0]
+
+
+def _count(branch: Branch, is_wanted: Callable[[str], bool] | None) -> None:
+    """Adds up what is below a branch, and takes out what is not wanted."""
+    if branch.leaf is not None:
+        is_taken = is_wanted is None or is_wanted(branch.leaf.name)
+        branch.count = int(is_taken)
+        branch.nbytes = branch.leaf.nbytes if is_taken else 0
+        return
+    for child in branch.children:
+        _count(child, is_wanted)
+    if is_wanted is not None:
+        branch.children = [child for child in branch.children if child.count]
+    branch.count = sum(child.count for child in branch.children)
+    branch.nbytes = sum(child.nbytes for child in branch.children)
+
+
+def leaves_of(branch: Branch) -> Iterator[Leaf]:
+    """The leaves below a branch, in order."""
+    if branch.leaf is not None:
+        yield branch.leaf
+    for child in branch.children:
+        yield from leaves_of(child)
+
+
+def sort(branch: Branch, by: str) -> None:
+    """Sorts the children of every node: the largest first, or by name."""
+    if by == "size":
+        branch.children.sort(key=lambda child: -child.nbytes)
+    else:
+        branch.children.sort(key=lambda child: child.key)
+    for child in branch.children:
+        sort(child, by)
+
+
+def prefix(name: str, depth: int) -> str:
+    """The first `depth` keys of the key path `name`."""
+    return "/".join(name.split("/")[:depth])
+
+
+def fitting_depth(names: Collection[str], most: int) -> int:
+    """How many levels of key paths have at most `most` subtrees; at least one.
+
+    Example:
+      >>> fitting_depth(["params/a/w", "params/b/w", "step"], 3)
+      3
+      >>> fitting_depth(["params/a/w", "params/b/w", "step"], 2)
+      1
+    """
+    deepest = max((name.count("/") + 1 for name in names), default=1)
+    for depth in range(1, deepest + 1):
+        if len({prefix(name, depth) for name in names}) > most:
+            return max(1, depth - 1)
+    return deepest
 
 
 # A checkpoint as a mapping of leaves that are read when they are asked for.

@@ -79,7 +79,7 @@ def test_a_run_is_saved_listed_inspected_verified_and_restored(store, run):
     assert differences(reader.restore(state(), step=9), state(9)) == []
     assert reader.report.path == f"{store.url(run)}/9"
     options, url = store.options(), f"{store.url(run)}/9"
-    assert flaxckpt.inspect(url, options=options)["w"].shape == (30, 100)
+    assert flaxckpt.inspect(url, options=options).tree["w"].shape == (30, 100)
     assert flaxckpt.verify(url, options=options).problems == ()
     assert differences(flaxckpt.restore(url, options=options), state(9)) == []
     assert store.strays(run) == []

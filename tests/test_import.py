@@ -58,7 +58,7 @@ def test_looking_into_a_checkpoint_needs_no_device(tmp_path):
         import sys, numpy as np, flaxckpt
         flaxckpt.save(sys.argv[1], {"w": np.arange(10)})
         assert flaxckpt.verify(sys.argv[1])
-        print(flaxckpt.inspect(sys.argv[1])["w"].shape)
+        print(flaxckpt.inspect(sys.argv[1]).tree["w"].shape)
         print(flaxckpt.restore(sys.argv[1], as_numpy=True)["w"].sum())
         from jax._src import xla_bridge
         print(xla_bridge.backends_are_initialized())

@@ -83,7 +83,7 @@ def test_restored_by_another_number_of_devices(saved, shape):
 def test_restored_with_another_spec(saved, spec, axis_type):
     mesh = jax.make_mesh((2, 4), ("x", "y"), axis_types=(axis_type,) * 2)
     where = NamedSharding(mesh, spec)
-    target = flaxckpt.inspect(saved)
+    target = flaxckpt.inspect(saved).tree
     target = {k: jax.ShapeDtypeStruct(v.shape, v.dtype) for k, v in target.items() if k != "keys"}
     target["keys"] = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 8))
     target["both"] = jax.ShapeDtypeStruct((32, 32), jnp.int32, sharding=where)
@@ -102,9 +102,9 @@ def test_without_a_target_the_saved_mesh_is_not_needed(saved):
 
 
 def test_inspect_tells_the_mesh_and_the_spec(saved):
-    info = flaxckpt.inspect(saved)["flat"]
+    info = flaxckpt.inspect(saved).tree["flat"]
     assert info.mesh == {"x": 4, "y": 2}
-    assert info.spec == (("y", "x"),)
+    assert info.partition == (("y", "x"),)
     assert info.nbytes == 128
 
 
@@ -156,7 +156,7 @@ def test_large_shards_are_cut_into_chunks(tmp_path):
     options = flaxckpt.Options(chunk_bytes=1000)
     array = jnp.arange(3 * 7 * 101, dtype=jnp.float32).reshape(3, 7, 101)
     flaxckpt.save(tmp_path / "x", array, options=options)
-    info = flaxckpt.inspect(tmp_path / "x")
+    info = flaxckpt.inspect(tmp_path / "x").tree
     assert np.prod(info.chunks) * 4 <= 1000
     assert (np.asarray(flaxckpt.restore(tmp_path / "x")) == np.asarray(array)).all()
 

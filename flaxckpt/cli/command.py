@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple, TextIO
 
-from flaxckpt.text import clean
+from flaxckpt.text import clean, size
 
 if TYPE_CHECKING:
     from flaxckpt.options import Options
@@ -171,8 +171,12 @@ class Clock:
 
     @property
     def seconds(self) -> float:
-        """Since it began."""
+        """The seconds since it began."""
         return max(time.monotonic() - self._began, 1e-9)
+
+    def speed(self, nbytes: int) -> str:
+        """The speed at which `nbytes` were processed since it began."""
+        return f"{size(int(nbytes / self.seconds))}/s"
 
 
 # What a command is, and the arguments that several of them have.

@@ -10,11 +10,12 @@ import jax
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedLeafError
+from flaxckpt.leaves import conversion
 from flaxckpt.leaves.array import JaxArrays, NumpyArrays
 from flaxckpt.leaves.generator import Generators
 from flaxckpt.leaves.prng_key import PrngKeys
 from flaxckpt.leaves.scalar import NumpyScalars, PythonNumbers
-from flaxckpt.leaves.spec import LeafSpec
+from flaxckpt.leaves.spec import LeafInfo, LeafSpec
 from flaxckpt.leaves.strings import Bytes, StringArrays, Strings
 
 
@@ -99,6 +100,8 @@ def describe(leaf: Any, name: str) -> tuple[LeafSpec, LeafHandler]:
     Raises:
       UnsupportedLeafError: when no handler knows it.
     """
+    if isinstance(leaf, LeafInfo):
+        return conversion.canonical(leaf.spec), handler_of(leaf.kind, name)
     for handler in (*_REGISTERED.values(), *_BUILTIN.values()):
         if (spec := handler.describe(leaf)) is not None:
             return spec, handler
@@ -133,6 +136,10 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
       UnsupportedLeafError: when no checkpoint can hold it, or its handler failed.
     """
     spec, handler = describe(leaf, name)
+    if isinstance(leaf, LeafInfo):
+        raise UnsupportedLeafError(
+            f"the leaf {name} is a LeafInfo, which has no value. Save the restored tree instead."
+        )
     try:
         return spec, handler.encode(leaf)
     except FlaxckptError as error:

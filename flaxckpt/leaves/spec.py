@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
-from typing import Any, NamedTuple
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from flaxckpt.leaves.dtypes import parse_dtype
+from flaxckpt.sharding.chunks import Shape
+
+if TYPE_CHECKING:
+    import numpy as np
+    from jax.sharding import NamedSharding
 
 # Kinds that are one number or an array of numbers, and may become one another on restore.
 SCALAR_KINDS = frozenset({"bool", "int", "float", "complex"})
@@ -86,3 +93,55 @@ class LeafRecord(NamedTuple):
     def nbytes(self) -> int:
         """The size of its array in bytes."""
         return 0 if self.array is None else self.array.nbytes
+
+
+@dataclasses.dataclass(frozen=True)
+class LeafInfo:
+    """One leaf of an inspected checkpoint. As the leaf of a target it stands for the saved type.
+
+    Attributes:
+      name: its key path.
+      spec: its type.
+      nbytes: the size of its array, in bytes; 0 for other leaves.
+      chunks: the shape of a chunk on disk.
+      mesh: the axes of the mesh that it was saved on, with their sizes; `None` off a mesh.
+      partition: the entries of its PartitionSpec on that mesh.
+    """
+
+    name: str
+    spec: LeafSpec
+    nbytes: int = 0
+    chunks: Shape = ()
+    mesh: Mapping[str, int] | None = None
+    partition: tuple[Any, ...] = ()
+
+    @property
+    def kind(self) -> str:
+        """The kind of leaf: `jax`, `numpy`, `int`, `str`, `prng_key`, ..."""
+        return self.spec.kind
+
+    @property
+    def shape(self) -> Shape:
+        """The shape of an array; `()` for other leaves."""
+        return self.spec.shape
+
+    @property
+    def dtype(self) -> np.dtype | None:
+        """The dtype of an array or a numpy scalar; `None` for other leaves."""
+        return parse_dtype(self.spec.dtype) if self.spec.dtype else None
+
+    @property
+    def weak_type(self) -> bool:
+        """The weak type of a `jax.Array`."""
+        return self.spec.weak_type
+
+    @property
+    def sharding(self) -> NamedSharding | None:
+        """The saved sharding, if the devices here form its mesh; `None` otherwise."""
+        # `flaxckpt show` does without jax.
+        from jax.sharding import NamedSharding, PartitionSpec
+
+        from flaxckpt.sharding.meshes import mesh_like
+
+        mesh = None if self.mesh is None else mesh_like(tuple(self.mesh.items()))
+        return None if mesh is None else NamedSharding(mesh, PartitionSpec(*self.partition))

@@ -95,14 +95,14 @@ def _changes(
     run: Run, facts: Facts, pairs: int, max_bytes: int, options: Options, progress: Progress
 ) -> Plot:
     """The differences of the newest steps, or why they are not shown."""
-    from flaxckpt.inspecting import lazy
+    from flaxckpt.formats.opening import open_source
 
     steps = [step.step for step in facts.readable[-pairs - 1 :]]
     if pairs < 1 or len(steps) < 2:
         return without_changes("Two steps are needed to tell how much changed between them.")
     try:
-        opened = {step: lazy(run.path(step), options=options) for step in steps}
-        if (wanted := bytes_to_read(opened)) > max_bytes:
+        opened = {step: open_source(run.path(step), options) for step in steps}
+        if (wanted := bytes_to_read(opened.values())) > max_bytes:
             return without_changes(
                 f"Left out: {text.size(wanted)} would have to be read, and --max-bytes allows "
                 f"{text.size(max_bytes)}. Fewer --pairs need less."

@@ -8,7 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from flaxckpt import text as text_module
-from flaxckpt.comparing import ROOT, Changes, Subtree, subtrees
+from flaxckpt.comparing import SubtreeChanges
+from flaxckpt.inspecting import fitting_depth, prefix
 from flaxckpt.metadata.step_metadata import MAX_PAST
 from flaxckpt.report.facts import Facts, Save, Step
 from flaxckpt.text import axis_time, duration, label, moment, percent, short_title
@@ -86,11 +87,14 @@ TEMPLATE: Figure = {
 # How much each part of the state changed from step to step.
 
 
+ROOT = "(the whole state)"
+
+
 _KEY, _TITLE = "changes", "How much changed"
 _ROW, _CHANGES_AXES = 22, 110
 
 
-def changes_plot(found: Changes) -> Plot:
+def changes_plot(found: SubtreeChanges) -> Plot:
     """The heatmap: subtrees by pairs of steps."""
     if not found.names:
         return without_changes("The steps have no arrays of floating-point numbers.")
@@ -109,7 +113,7 @@ def without_changes(why: str) -> Plot:
     return Plot(_KEY, _TITLE, why)
 
 
-def _heatmap(found: Changes) -> Figure:
+def _heatmap(found: SubtreeChanges) -> Figure:
     """The picture; colours are of logarithms."""
     logs = [[_log(value) for value in row] for row in found.values]
     known = [value for row in logs for value in row if value is not None]
@@ -504,3 +508,50 @@ def _trace(lane: _Lane, place: Callable[[Any], Any]) -> dict[str, Any]:
         customdata=[[point[0], point[2]] for point in lane.points],
         hovertemplate="step %{customdata[0]:,}<br>%{customdata[1]}<extra>%{fullData.name}</extra>",
     )
+
+
+@dataclasses.dataclass(frozen=True)
+class Subtree:
+    """A subtree of a state.
+
+    Attributes:
+      name: its key path; empty for the whole state.
+      nbytes: the size of its arrays, in bytes.
+      leaves: the number of its leaves.
+    """
+
+    name: str
+    nbytes: int
+    leaves: int
+
+    @property
+    def parent(self) -> str | None:
+        """The key path of the subtree that it is in; `None` for the whole state."""
+        return self.name.rpartition("/")[0] if self.name else None
+
+    @property
+    def label(self) -> str:
+        """Its last key."""
+        return self.name.rpartition("/")[2] or ROOT
+
+
+def subtrees(leaves: Mapping[str, int], most: int) -> list[Subtree]:
+    """All subtrees that have bytes, down to a depth that has at most `most` of them.
+
+    Args:
+      leaves: the size in bytes of each leaf, by key path.
+      most: the largest number at the deepest level.
+
+    Example:
+      >>> [(s.name, s.nbytes) for s in subtrees({"params/w": 8, "params/b": 2, "step": 4}, 10)]
+      [('', 14), ('params', 10), ('params/w', 8), ('params/b', 2), ('step', 4)]
+    """
+    depth = fitting_depth(leaves, most)
+    sizes: dict[str, list[int]] = {}
+    for name, nbytes in leaves.items():
+        above = dict.fromkeys(prefix(name, n) for n in range(depth + 1))
+        for subtree in above if nbytes else ():
+            found = sizes.setdefault(subtree, [0, 0])
+            found[0] += nbytes
+            found[1] += 1
+    return [Subtree(name, nbytes, count) for name, (nbytes, count) in sizes.items()]

@@ -11,6 +11,7 @@ import jax
 from flaxckpt import garbage_collector
 from flaxckpt.errors import RuleError
 from flaxckpt.formats.opening import open_source
+from flaxckpt.leaves.spec import LeafInfo
 from flaxckpt.options import Options
 from flaxckpt.restoring.restore_plan import (
     RestoreArguments,
@@ -155,9 +156,8 @@ def _check_concrete(leaves: Sequence[tuple[str, Any]]) -> None:
     Raises:
       RuleError: in that case; all of them are named.
     """
-    abstract = [
-        name for name, leaf in leaves if isinstance(as_abstract(leaf), jax.ShapeDtypeStruct)
-    ]
+    kinds = (jax.ShapeDtypeStruct, LeafInfo)
+    abstract = [name for name, leaf in leaves if isinstance(as_abstract(leaf), kinds)]
     if abstract:
         raise RuleError(
             f"the checkpoint has no value for {', '.join(abstract)}, and the target is abstract "

@@ -17,7 +17,7 @@ from flaxckpt.errors import Mismatch, RuleError, ShardingError, StructureMismatc
 from flaxckpt.leaves import conversion, kinds
 from flaxckpt.leaves.conversion import DtypePolicy
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.leaves.spec import LeafSpec
+from flaxckpt.leaves.spec import LeafInfo, LeafSpec
 from flaxckpt.restoring import placement
 from flaxckpt.restoring.advice import advice_for
 from flaxckpt.restoring.placement import Replica
@@ -328,7 +328,7 @@ def _wanted(
 
 def as_abstract(leaf: Any) -> Any:
     """A leaf of a target; what has a shape, a dtype and a sharding is an abstract array."""
-    if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct):
+    if isinstance(leaf, jax.Array | np.ndarray | jax.ShapeDtypeStruct | LeafInfo):
         return leaf
     dtype, sharding = getattr(leaf, "dtype", None), getattr(leaf, "sharding", _ABSENT)
     if dtype is None or sharding is _ABSENT or not hasattr(leaf, "shape"):

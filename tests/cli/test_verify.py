@@ -49,7 +49,7 @@ def test_damaged_metadata_are_an_answer(run_dir, shell):
 
 def test_other_formats_are_read(shell, tmp_path):
     (line,) = shell.lines("verify", SAMPLES / "t5x/checkpoint_1")
-    assert line.endswith("T5X has no checksums: all of it can be read")
+    assert line.endswith("; fully readable (T5X has no checksums)")
     broken = shutil.copytree(SAMPLES / "t5x/checkpoint_1", tmp_path / "checkpoint_1")
     chunk = broken / "target.Dense_0.kernel" / "0.0"
     chunk.write_bytes(chunk.read_bytes()[:5])
@@ -79,7 +79,7 @@ def test_a_step_that_is_deleted_meanwhile_is_no_damage(run_dir, shell, monkeypat
     monkeypatch.setattr(cli_verify, "verify", deleting)
     answer = shell("verify", run_dir)
     assert answer.status == 0
-    assert f"gone  {run_dir}/2: deleted meanwhile" in answer.out
+    assert f"gone  {run_dir}/2: deleted during the check" in answer.out
 
 
 @pytest.mark.parametrize("kind", stores.BUCKETS)

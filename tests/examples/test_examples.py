@@ -111,11 +111,11 @@ def check_lm1b(run, output):
     """The state is restored on every mesh, and the data iterator has resumed."""
     where = re.findall(r"restored on (.*): loss [0-9.]+\n", output)
     assert where == ["{'data': 2, 'model': 4}", "one device"]
-    saved = flaxckpt.inspect(run / "9")
+    saved = flaxckpt.inspect(run / "9").tree
     embeddings = (
         tree["Embed_0"]["embedding"].value for tree in (saved["params"], saved["opt_state"][0].mu)
     )
-    assert [info.spec for info in embeddings] == [("model", "data")] * 2
+    assert [info.partition for info in embeddings] == [("model", "data")] * 2
     manager = flaxckpt.CheckpointManager(run, read_only=True)
     manager.restore(items={"data": None})
     assert manager.items["data"] == {"next_index": 10}

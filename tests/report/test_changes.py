@@ -1,5 +1,6 @@
 """How much changed, with bounded memory."""
 
+import contextlib
 import math
 
 import jax.numpy as jnp
@@ -10,27 +11,48 @@ import pytest
 import flaxckpt
 from flaxckpt import comparing as module
 from flaxckpt.comparing import bytes_to_read, subtree_changes
+from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.spec import LeafSpec
+from flaxckpt.source.leaf import Leaf
 
 
-class Read:
-    """A leaf that tells what was read of it."""
+class ReadArray:
+    """An array in memory that records how many elements were read at a time."""
 
-    def __init__(self, values, chunks=None, kind="jax"):
+    sharding = None
+
+    def __init__(self, values, chunks=None):
         self.values = np.asarray(values)
-        self.spec = LeafSpec(kind, self.values.dtype.name, self.values.shape)
-        self.array, self.chunks, self.sizes = self, chunks or self.values.shape, []
-        self.dtype, self.nbytes = self.values.dtype.name, self.values.nbytes
+        self.dtype, self.shape = self.values.dtype.name, self.values.shape
+        self.chunks, self.sizes = chunks or self.shape, []
 
-    def read(self, index=...):
-        self.sizes.append(self.values[index].size)
-        return self.values[index]
+    def read(self, regions):
+        self.sizes += [self.values[region.slices].size for region in regions]
+        return [self.values[region.slices] for region in regions]
+
+
+class InMemorySource:
+    """An opened checkpoint with leaves by name."""
+
+    path, nodes, metadata = "x", (), {}
+
+    def __init__(self, leaves):
+        self.leaves = [
+            Leaf(name, LeafSpec(kind, array.dtype, array.shape), array)
+            for name, (kind, array) in leaves.items()
+        ]
+
+    def unchanged(self):
+        return contextlib.nullcontext()
+
+
+def source(tree, kind="jax"):
+    arrays = {k: v if isinstance(v, ReadArray) else ReadArray(v) for k, v in tree.items()}
+    return InMemorySource({name: (kind, array) for name, array in arrays.items()})
 
 
 def of(*trees):
-    return subtree_changes(
-        {i: {k: Read(v) for k, v in tree.items()} for i, tree in enumerate(trees)}
-    )
+    return subtree_changes({i: source(tree) for i, tree in enumerate(trees)})
 
 
 def test_it_is_the_norm_of_the_difference_relative_to_what_was():
@@ -62,16 +84,15 @@ def test_what_has_no_relative_change(old, new, value):
     np.testing.assert_equal(found, value)
 
 
-def test_each_chunk_is_read_once_and_no_more_at_a_time():
-    leaves = [Read(np.full((7, 5), i + 1.0), chunks=(2, 5)) for i in range(3)]
-    assert subtree_changes({i: {"w": leaf} for i, leaf in enumerate(leaves)}).values[0] == [
-        1.0,
-        0.5,
-    ]
-    assert [leaf.sizes for leaf in leaves] == [[10, 10, 10, 5]] * 3
+def test_each_block_is_read_once_and_no_more_at_a_time(monkeypatch):
+    monkeypatch.setattr(module, "BLOCK_BYTES", 80)
+    arrays = [ReadArray(np.full((7, 5), i + 1.0), chunks=(2, 5)) for i in range(3)]
+    found = subtree_changes({i: source({"w": array}) for i, array in enumerate(arrays)})
+    assert found.values[0] == [1.0, 0.5]
+    assert [array.sizes for array in arrays] == [[10, 10, 10, 5]] * 3
 
 
-def test_long_chunks_are_computed_with_in_pieces(monkeypatch):
+def test_large_blocks_are_computed_with_in_pieces(monkeypatch):
     monkeypatch.setattr(module, "_PIECE", 7)
     assert of({"w": np.full(100, 2.0)}, {"w": np.full(100, 3.0)}).values[0] == [0.5]
 
@@ -84,14 +105,12 @@ def test_narrow_dtypes_are_computed_with_as_wide_ones():
 
 
 def test_only_floating_arrays_count():
-    tree = {
-        "a": Read(np.arange(3)),
-        "b": Read(np.ones(3)),
-        "c": Read(np.ones(3) * 1j),
-        "d": Read(1.0, kind="float"),
-    }
-    assert subtree_changes({0: tree, 1: tree}).names == ["", "b"]
-    assert bytes_to_read({0: tree, 1: tree}) == 48
+    arrays = {"a": np.arange(3), "b": np.ones(3), "c": np.ones(3) * 1j}
+    leaves = {name: ("jax", ReadArray(values)) for name, values in arrays.items()}
+    leaves["d"] = ("float", ReadArray(1.0))
+    sources = {i: InMemorySource(leaves) for i in range(2)}
+    assert subtree_changes(sources).names == ["", "b"]
+    assert bytes_to_read(sources.values()) == 48
 
 
 def test_leaves_that_are_not_in_all_steps_are_counted():
@@ -123,7 +142,7 @@ def test_of_real_checkpoints(tmp_path):
         flaxckpt.save(tmp_path / str(i), tree, options=options)
     read = []
     found = subtree_changes(
-        {i: flaxckpt.lazy(tmp_path / str(i)) for i in range(2)}, progress=read.append
+        {i: open_source(tmp_path / str(i), options) for i in range(2)}, progress=read.append
     )
     a, b = (np.asarray(tree["w"], np.float64) for tree in trees)
     assert found.values[1] == [pytest.approx(np.linalg.norm(b - a) / np.linalg.norm(a))]

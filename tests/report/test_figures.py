@@ -5,13 +5,21 @@ import math
 import numpy as np
 import pytest
 
-from flaxckpt.comparing import Changes, subtrees
+from flaxckpt.comparing import SubtreeChanges
 from flaxckpt.report import page
-from flaxckpt.report.figures import TEMPLATE, changes_plot, costs, metrics, sizes, timeline
+from flaxckpt.report.figures import (
+    TEMPLATE,
+    changes_plot,
+    costs,
+    metrics,
+    sizes,
+    subtrees,
+    timeline,
+)
 from tests.report import sample
 
 LEAVES = {"params/a/w": 800, "params/b/w": 100, "opt/mu": 900, "step": 0}
-CHANGES = Changes([(1, 2), (2, 3)], ["", "a"], [[0.1, 0.0], [math.inf, math.nan]], 1)
+CHANGES = SubtreeChanges([(1, 2), (2, 3)], ["", "a"], [[0.1, 0.0], [math.inf, math.nan]], 1)
 
 
 def traces(figure):
@@ -128,7 +136,7 @@ def test_the_heatmap_has_colours_by_logarithm_and_says_what_has_none():
         ["1 → 2: it was all zeros before", "2 → 3: cannot be compared"],
     ]
     assert "one shape: 1" in found.text
-    assert changes_plot(Changes([(1, 2)], [], [])).figures == {}
+    assert changes_plot(SubtreeChanges([(1, 2)], [], [])).figures == {}
 
 
 def test_names_are_no_markup():
