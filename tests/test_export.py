@@ -512,7 +512,7 @@ MEMORY = """
 )
 @pytest.mark.parametrize(("kind", "devices"), [("saved", 1), ("jax", 8), ("numpy", 1)])
 def test_an_export_keeps_its_budget(tmp_path, kind, devices):
-    code, out, errors = processes.run(MEMORY, tmp_path, kind, devices=devices)
+    code, out, errors = processes.run_fresh(MEMORY, tmp_path, kind, devices=devices)
     assert code == 0, errors
     for grown in map(int, out.split()):
         assert grown < 100 * MIB

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import flaxckpt
-from tests.processes import ROOT, run
+from tests.processes import ROOT, run_fresh
 
 TIMED = """
     import sys, time
@@ -28,7 +28,7 @@ def test_it_imports_neither_orbax_nor_tensorflow_and_needs_no_device():
         from jax._src import xla_bridge
         print(xla_bridge.backends_are_initialized())
     """
-    status, out, err = run(code)
+    status, out, err = run_fresh(code)
     assert status == 0, err
     assert out.splitlines()[0].count("orbax") + out.splitlines()[0].count("tensorflow") == 0
     assert "matplotlib" not in out
@@ -43,7 +43,7 @@ def test_the_metadata_of_a_checkpoint_are_read_without_jax(tmp_path):
         from flaxckpt.source.checkpoint import open_checkpoint
         print(open_checkpoint(sys.argv[1]).tree.records[0].name, "jax" in sys.modules)
     """
-    assert run(code, tmp_path / "x") == (0, "w False\n", "")
+    assert run_fresh(code, tmp_path / "x") == (0, "w False\n", "")
 
 
 @pytest.mark.parametrize("name", flaxckpt.__all__)
@@ -63,7 +63,7 @@ def test_looking_into_a_checkpoint_needs_no_device(tmp_path):
         from jax._src import xla_bridge
         print(xla_bridge.backends_are_initialized())
     """
-    status, out, err = run(code, tmp_path / "x")
+    status, out, err = run_fresh(code, tmp_path / "x")
     assert status == 0, err
     assert out == "(10,)\n45\nFalse\n"
 
@@ -73,8 +73,8 @@ def test_it_costs_at_most_a_quarter_of_a_second_over_jax_flax_and_tensorstore(
 ):
     monkeypatch.delenv("PYTHONDONTWRITEBYTECODE", raising=False)
     monkeypatch.setenv("PYTHONPYCACHEPREFIX", str(tmp_path))
-    run(TIMED)  # compiles all modules, as an installation does
-    seconds = [float(run(TIMED)[1]) for _ in range(3)]
+    run_fresh(TIMED)  # compiles all modules, as an installation does
+    seconds = [float(run_fresh(TIMED)[1]) for _ in range(3)]
     assert min(seconds) <= 0.25
 
 

@@ -29,7 +29,7 @@ from flaxckpt.store import local, ocdbt
 from flaxckpt.store import store as store_store
 from tests import stores
 from tests.durability import disks
-from tests.processes import run, start
+from tests.processes import run, run_fresh, start
 from tests.trees import assert_same
 
 with warnings.catch_warnings():
@@ -525,7 +525,7 @@ def test_a_tree_that_is_never_whole_in_memory(tmp_path):
         for kind in ("jax", "numpy"):
             print(peak(lambda: convert(kind, kind, 40, 4))[0] // MIB)
     """
-    status, out, err = run(code, tmp_path)
+    status, out, err = run_fresh(code, tmp_path)
     assert status == 0, err
     of_jax, of_numpy = map(int, out.split())
     assert of_jax < 2 * 40 + 16 + 28, out  # it is made of a numpy array

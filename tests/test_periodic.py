@@ -5,7 +5,7 @@ import pytest
 
 import flaxckpt
 from flaxckpt.errors import BackgroundSaveError
-from tests.processes import run
+from tests.processes import run_fresh
 
 pytestmark = pytest.mark.filterwarnings("ignore::DeprecationWarning")
 
@@ -122,6 +122,6 @@ def test_it_works_without_tensorflow(tmp_path):
             print([hook(step) for step in range(4)], type(hook).__mro__[1].__module__)
         print(ckpt.steps())
     """
-    status, out, err = run(code, tmp_path / "run")
+    status, out, err = run_fresh(code, tmp_path / "run")
     assert status == 0, err
     assert out == "[True, False, True, False] flaxckpt.periodic\n[0, 2]\n"

@@ -117,7 +117,7 @@ def test_no_device_is_touched_and_nothing_is_imported_that_is_not_used(made):
     """
     from tests import processes
 
-    status, _, err = processes.run(code, made, made.parent / "copied")
+    status, _, err = processes.run_fresh(code, made, made.parent / "copied")
     assert status == 0, err
 
 

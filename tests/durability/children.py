@@ -3,13 +3,10 @@
 import contextlib
 import os
 import signal
-import subprocess
-import sys
-import textwrap
 import time
 from pathlib import Path
 
-from tests.processes import environment
+from tests import processes
 
 
 class Child:
@@ -17,15 +14,7 @@ class Child:
 
     def __init__(self, code, *args):
         """Starts `code` with `args` in `sys.argv[1:]`; what it writes to stderr is kept."""
-        command = [sys.executable, "-c", textwrap.dedent(code), *map(str, args)]
-        self._process = subprocess.Popen(
-            command,
-            env=environment(),
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
+        self._process = processes.start(code, *args)
         self.pid = self._process.pid
 
     def tell(self, line):

@@ -5,7 +5,7 @@ import pytest
 import flaxckpt
 from flaxckpt.errors import ItemError
 from tests.items.helpers import again, saved
-from tests.processes import run
+from tests.processes import run_fresh
 
 struct_pb2 = pytest.importorskip("google.protobuf.struct_pb2")
 timestamp_pb2 = pytest.importorskip("google.protobuf.timestamp_pb2")
@@ -50,7 +50,7 @@ def test_nothing_imports_protobuf_for_those_who_have_no_message(tmp_path):
         from jax._src import xla_bridge
         print(xla_bridge.backends_are_initialized())
     """
-    status, out, err = run(code, tmp_path / "x")
+    status, out, err = run_fresh(code, tmp_path / "x")
     assert status == 0, err
     assert out == "[]\nFalse\n"
 
