@@ -101,7 +101,7 @@ def __getattr__(name: str) -> Any:
     if name == "errors":
         return importlib.import_module("flaxckpt.errors")
     if name not in _PLACES:
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+        raise importlib.import_module("flaxckpt.arguments").no_public_name(__name__, name)
     found = getattr(importlib.import_module(f"{__name__}.{_PLACES[name]}"), name)
     globals()[name] = found
     return found

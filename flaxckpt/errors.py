@@ -42,6 +42,10 @@ class ShardingError(FlaxckptError, ValueError):
     """A PartitionSpec does not fit its array or its mesh."""
 
 
+class ArgumentError(FlaxckptError, TypeError):
+    """An argument is unknown, or of the wrong type."""
+
+
 class InvalidStepError(FlaxckptError, ValueError):
     """A step is not an integer of at least zero."""
 

@@ -17,6 +17,7 @@ import jax
 import numpy as np
 import orjson
 
+from flaxckpt.arguments import checked
 from flaxckpt.errors import DirectoryError, StepExistsError, UnsupportedLeafError
 from flaxckpt.formats import reading, safetensors
 from flaxckpt.formats.opening import open_source
@@ -42,6 +43,7 @@ from flaxckpt.tree.structure import flatten
 Renaming = Callable[[str], str | None] | Mapping[str, str | None] | None
 
 
+@checked(options=Options)
 def export(
     tree_or_path: Any,
     path: PathLike,

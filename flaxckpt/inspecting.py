@@ -13,6 +13,7 @@ import crc32c
 from etils import epath
 
 from flaxckpt import text
+from flaxckpt.arguments import checked
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.dtypes import storage_of
@@ -118,6 +119,7 @@ class CheckpointInfo:
         return [text.clean(x) for x in (f"{self.path}: {self.format}, {counts}{old}", *lines)]
 
 
+@checked(options=Options)
 def inspect(path: PathLike, *, options: Options = Options()) -> CheckpointInfo:
     """Describes the checkpoint at `path`, of any format. No array is read.
 
@@ -411,6 +413,7 @@ class LazyCheckpoint(Mapping[str, Leaf]):
         return f"LazyCheckpoint({str(self._source.path)!r}, {len(self)} leaves)"
 
 
+@checked(options=Options)
 def lazy(path: PathLike, *, options: Options = Options()) -> LazyCheckpoint:
     """Opens the checkpoint at `path`, of any format, without reading an array.
 
@@ -456,6 +459,7 @@ class VerifyReport:
         return not self.problems
 
 
+@checked(options=Options)
 def verify(
     path: PathLike,
     *,

@@ -8,12 +8,13 @@ import logging
 import time
 from collections.abc import Callable, Iterator, Mapping
 from types import TracebackType
-from typing import Any, Literal, Self, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, Self, TypeVar, Unpack, overload
 
 from etils import epath
 from jax.sharding import Mesh
 
 from flaxckpt import multihost
+from flaxckpt.arguments import checked, no_attribute
 from flaxckpt.errors import BackgroundSaveError, InvalidMetricError, ManagerError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.multihost import ProcessGroup
@@ -67,6 +68,7 @@ class CheckpointManager:
       [0, 10, 20]
     """
 
+    @checked(save_every=Every, keep=Keep, options=Options, local_every=Every)
     def __init__(
         self,
         directory: epath.PathLike,
@@ -132,6 +134,7 @@ class CheckpointManager:
 
     # Saving
 
+    @checked()
     def __call__(
         self,
         step: Any,
@@ -213,6 +216,7 @@ class CheckpointManager:
         self._damaged.discard(step)
         return True
 
+    @checked()
     def save(
         self,
         step: Any,
@@ -281,6 +285,7 @@ class CheckpointManager:
         items: Mapping[str, Any] | None = None,
         **how: Unpack[RestoreArguments],
     ) -> T: ...
+    @checked()
     @lists_restore_arguments
     def restore(
         self,
@@ -322,6 +327,7 @@ class CheckpointManager:
         self._restored_step = step
         return tree
 
+    @checked()
     @lists_restore_arguments
     def restore_or_init(
         self,
@@ -375,6 +381,7 @@ class CheckpointManager:
             logger.info("%s", self.report)
         return tree
 
+    @checked()
     @lists_restore_arguments
     def update(
         self,
@@ -463,6 +470,7 @@ class CheckpointManager:
         step = self.latest_step() if self._last_step is None else self._last_step
         return 0 if step is None else step + 1
 
+    @checked()
     def metrics(self, step: int) -> dict[str, float]:
         """The metrics that `step` was saved with.
 
@@ -471,6 +479,7 @@ class CheckpointManager:
         """
         return dict(self._run.existing(step).metrics)
 
+    @checked()
     def metadata(self, step: int) -> dict[str, Any]:
         """The metadata that `step` was saved with.
 
@@ -479,6 +488,7 @@ class CheckpointManager:
         """
         return dict(self._run.existing(step).metadata)
 
+    @checked()
     def follow(self, *, timeout_secs: float | None = None, poll_secs: float = 1.0) -> Iterator[int]:
         """Yields each step of the run that is newer than those before, as it is committed.
 
@@ -488,6 +498,7 @@ class CheckpointManager:
         """
         return follow(self.steps, self._clock, timeout_secs, poll_secs)
 
+    @checked()
     def pin(self, step: int, pinned: bool = True) -> None:
         """Keeps `step` for ever, or with `pinned=False` no longer.
 
@@ -498,6 +509,7 @@ class CheckpointManager:
         self.wait()
         self._group.broadcast(f"pinning step {step}", lambda: self._run.pin(step, pinned=pinned))
 
+    @checked()
     def delete(self, step: int) -> None:
         """Deletes `step`.
 
@@ -518,6 +530,12 @@ class CheckpointManager:
         """Notes that the state of the loop is that of `step`, and is saved."""
         self._last_step = step
         self._pacer.saved(step, self._clock())
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> NoReturn:
+            """Says what a name of Orbax's is called here."""
+            raise no_attribute(self, name)
 
     # The processes of the job
 

@@ -7,6 +7,7 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from flaxckpt.arguments import check_count, check_positive, check_type
 from flaxckpt.errors import DirectoryError
 
 # How object stores are reached: the settings, and what TensorStore makes of them.
@@ -199,8 +200,11 @@ class Options:
     def __post_init__(self) -> None:
         """Refuses sizes and timeouts that are not positive, or do not go together."""
         for field in ("chunk_bytes", "timeout_secs"):
-            if not getattr(self, field) > 0:
-                raise ValueError(f"Options.{field} must be positive, got {getattr(self, field)!r}")
+            is_count = field == "chunk_bytes"
+            check_positive(f"Options.{field}", getattr(self, field), is_count=is_count)
+        if self.max_host_bytes is not None:
+            check_count("Options.max_host_bytes", self.max_host_bytes)
+        check_type(ObjectStore, "Options(storage=...)", self.storage)
         least = MIN_CHUNKS * self.chunk_bytes
         if self.max_host_bytes is not None and self.max_host_bytes < least:
             raise ValueError(

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
+from flaxckpt.arguments import checked
 from flaxckpt.manager import CheckpointManager
 from flaxckpt.run.run import check_step
 from flaxckpt.run.schedule import Every, Pacer
@@ -46,6 +47,7 @@ class PeriodicCheckpoint(_Base):
       [0, 10, 20, 24]
     """
 
+    @checked(manager=CheckpointManager)
     def __init__(
         self,
         manager: CheckpointManager,
@@ -72,6 +74,7 @@ class PeriodicCheckpoint(_Base):
         self._restored: int | None = None
         self._pacer = Pacer(Every(steps=every_steps, secs=every_secs, at=steps))
 
+    @checked()
     def __call__(
         self,
         step: Any,

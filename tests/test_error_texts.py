@@ -856,6 +856,20 @@ CASES = {
             ),
         ),
     },
+    errors.ArgumentError: {
+        "unknown": (
+            lambda path: flaxckpt.save(path, TREE, force=True),
+            "save() has no argument 'force'. Use overwrite=.",
+        ),
+        "of another type": (
+            lambda path: flaxckpt.CheckpointManager(path, keep=3),
+            "CheckpointManager(keep=...) takes a Keep, got 3. Pass Keep(last=3).",
+        ),
+        "no count": (
+            lambda path: flaxckpt.Every(steps=2.5),
+            "Every.steps must be an integer, got 2.5. Pass an int.",
+        ),
+    },
     errors.InvalidStepError: {
         "text": (lambda path: run(path, "7"), "a step must be an integer, got '7'. Pass an int."),
         "a float": (

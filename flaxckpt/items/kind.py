@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
+from flaxckpt.arguments import checked
 from flaxckpt.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -212,6 +213,7 @@ def _finished(name: str, finish: Finish) -> Any:
 T = TypeVar("T")
 
 
+@checked(options=Options)
 def restore_items(
     path: PathLike, targets: Mapping[str, Any], options: Options = Options()
 ) -> dict[str, Any]:

@@ -9,6 +9,7 @@ from typing import Any, TypeVar, Unpack, overload
 import jax
 
 from flaxckpt import garbage_collector
+from flaxckpt.arguments import checked
 from flaxckpt.errors import RuleError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.spec import LeafInfo
@@ -50,6 +51,7 @@ def restore(
     options: Options = Options(),
     **how: Unpack[RestoreArguments],
 ) -> T: ...
+@checked(options=Options)
 @lists_restore_arguments
 def restore(
     path: PathLike,

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 import math
 from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
-from flaxckpt.errors import InvalidMetricError
+from flaxckpt.arguments import check_positive
+from flaxckpt.errors import ArgumentError, InvalidMetricError
 from flaxckpt.metadata.step_metadata import Mode, Ranking
 
 # The name of a metric or, for metrics from elsewhere, a function that gives the value at each step
@@ -71,9 +74,15 @@ class Keep:
     def __post_init__(self) -> None:
         """Refuses numbers that are not positive, and a ranking without a direction."""
         for field in ("last", "best", "every", "hours"):
-            value = getattr(self, field)
-            if value is not None and not value > 0:
-                raise ValueError(f"Keep.{field} must be positive, got {value!r}")
+            if (value := getattr(self, field)) is not None:
+                check_positive(f"Keep.{field}", value, is_count=field != "hours")
+        if isinstance(self.metric, str | None):
+            pass
+        elif not callable(self.metric) or _needs_arguments(self.metric):
+            raise ArgumentError(
+                f"Keep.metric takes the name of a metric, got {self.metric!r}. Pass "
+                'Keep(metric="loss", ...), and the values in ckpt(..., metrics={"loss": ...}).'
+            )
         if self.mode not in ("min", "max", None):
             raise ValueError(f'Keep.mode must be "min" or "max", got {self.mode!r}')
         if self.mode is None and (self.best is not None or self.metric is not None):
@@ -138,6 +147,11 @@ class Keep:
                 f"{shown}. Pass {self.metric!r} in metrics=, or another Keep(metric=...)."
             )
         return Ranking(metric, self.mode)
+
+
+def _needs_arguments(function: Callable[..., Any]) -> bool:
+    parameters = inspect.signature(function).parameters.values()
+    return any(p.default is p.empty and p.kind < p.VAR_POSITIONAL for p in parameters)
 
 
 def best_first(steps: Sequence[StepInfo], mode: Mode) -> list[StepInfo]:

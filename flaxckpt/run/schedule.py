@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
+from typing import Any
+
+from flaxckpt.arguments import check_count, check_positive
+from flaxckpt.errors import ArgumentError
 
 
 @dataclasses.dataclass(frozen=True)
@@ -37,14 +41,19 @@ class Every:
     def __post_init__(self) -> None:
         """Checks the numbers and sorts `at`."""
         for field in ("steps", "secs", "minutes", "max_overhead"):
-            value = getattr(self, field)
-            if value is not None and not value > 0:
-                raise ValueError(f"Every.{field} must be positive, got {value!r}")
+            if (value := getattr(self, field)) is not None:
+                check_positive(f"Every.{field}", value, is_count=field == "steps")
         if self.max_overhead is not None and self.max_overhead >= 1:
             raise ValueError(f"Every.max_overhead must be below 1, got {self.max_overhead!r}")
         if self.secs is not None and self.minutes is not None:
             raise ValueError("Every takes secs or minutes, not both")
-        at = tuple(sorted({int(step) for step in self.at}))
+        given: Any = self.at
+        if not isinstance(given, Iterable):
+            raise ArgumentError(f"Every.at takes a list of steps, got {given!r}. Pass [{given!r}].")
+        steps = list(given)
+        for step in steps:
+            check_count("a step of Every.at", step)
+        at = tuple(sorted({int(step) for step in steps}))
         if at and at[0] < 0:
             raise ValueError(f"Every.at must not be negative, got {at[0]}")
         object.__setattr__(self, "at", at)

@@ -13,6 +13,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from flaxckpt import multihost
+from flaxckpt.arguments import checked
 from flaxckpt.errors import (
     CheckpointNotFoundError,
     CorruptCheckpointError,
@@ -108,6 +109,7 @@ def prepare(
 # Saving one checkpoint.
 
 
+@checked(options=Options)
 def save(
     path: PathLike,
     tree: Any,
@@ -220,6 +222,7 @@ class PartialSave:
       ['decoder', 'encoder']
     """
 
+    @checked(options=Options)
     def __init__(
         self,
         path: PathLike,

@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from flaxckpt.arguments import checked
 from flaxckpt.errors import ShardingError
 from flaxckpt.sharding import specs as leaf_specs
 from flaxckpt.sharding.specs import (
@@ -35,6 +36,7 @@ from flaxckpt.tree.keypaths import first_match, name_of
 T = TypeVar("T")
 
 
+@checked()
 def abstract_state(
     init_fn: Callable[..., T],
     *args: Any,
