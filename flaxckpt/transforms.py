@@ -19,8 +19,6 @@ from flaxckpt.sharding.chunks import Shape
 from flaxckpt.source.leaf import Leaf, as_leaf
 from flaxckpt.tree.keypaths import pattern_matches
 
-# What all transforms have in common.
-#
 # A transform is a function of two dicts, from key paths to leaves: the state so far, and the
 # target. It returns the new state. The classes of this package are such functions, and so is any
 # function of the user's. They are applied in order, and only what the target needs of the result is
@@ -31,106 +29,63 @@ from flaxckpt.tree.keypaths import pattern_matches
 # is `optional`.
 
 
-State = dict[str, Leaf]
-# The leaves of the target, by key path, as they are; empty without a target.
-Target = Mapping[str, Any]
-Transform = Callable[[State, Target], Mapping[str, Any]]
+# The leaves by key path, in their order.
+LeafDict = dict[str, Leaf]
+# The leaves of the target by key path, as they are; empty without a target.
+TargetLeaves = Mapping[str, Any]
+Transform = Callable[[LeafDict, TargetLeaves], Mapping[str, Any]]
+
+# Of numpy's kinds of dtypes; those of ml_dtypes are V.
+_NUMERIC = "biufcV"
 
 
-def transformed(state: State, target: Target, transforms: Iterable[Transform]) -> State:
-    """`state` after `transforms`, in order.
+@dataclasses.dataclass(frozen=True)
+class Rename:
+    r"""Moves each leaf that `pattern` matches to the key path that `replacement` makes of it.
 
-    Raises:
-      RuleError: when one matches nothing, makes two leaves of one path, or returns no dict.
+    Attributes:
+      pattern: the key path of a node, or a regular expression.
+      replacement: as for `re.sub`, with the groups of `pattern`. For the key path of a node, the
+        new key path of that node.
+      optional: whether it may match nothing.
+
+    Example:
+      >>> flaxckpt.save(tmp_path / "old", {"classifier": {"kernel": 1}})
+      >>> rule = flaxckpt.Rename("classifier/(.*)", r"head/\1")
+      >>> flaxckpt.restore(tmp_path / "old", {"head": {"kernel": 0}}, transforms=[rule])
+      {'head': {'kernel': 1}}
     """
-    for transform in transforms:
-        result = transform(dict(state), dict(target))
-        if not isinstance(result, Mapping):
-            raise RuleError(
-                f"the transform {transform!r:.300} returned a {type(result).__name__}. It must "
-                "return a dict from key paths to leaves or values."
-            )
-        if odd := [name for name in result if not isinstance(name, str)]:
-            raise RuleError(
-                f"the transform {transform!r:.300} returned {odd[0]!r} as a key path. It must "
-                "return a dict from key paths, which are strings, to leaves or values."
-            )
-        state = {name: as_leaf(value, name) for name, value in result.items()}
-    return state
+
+    pattern: str
+    replacement: str
+    optional: bool = False
+
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
+        """The state with the new names, in the old order."""
+        found = matches(self, self.pattern, state, self.optional)
+        return merged(self, ((self._name(found.get(n), n), leaf) for n, leaf in state.items()))
+
+    def _name(self, match: re.Match[str] | None, name: str) -> str:
+        """What `name` becomes."""
+        return name if match is None else expand(self, match, self.replacement)
 
 
-def matches(
-    rule: Any, pattern: str, names: Collection[str], optional: bool
-) -> dict[str, re.Match[str]]:
-    """The leaves that `pattern` selects, with the match; see `pattern_matches`.
+@dataclasses.dataclass(frozen=True)
+class Drop:
+    """Takes out each leaf that `pattern` matches; it is not read.
 
-    Raises:
-      RuleError: when it is not a valid regular expression, or selects nothing.
+    Attributes:
+      pattern: the key path of a node, or a regular expression.
+      optional: whether it may match nothing.
     """
-    advice = "Fix the pattern, or pass optional=True."
-    return pattern_matches(pattern, names, f"{rule!r:.300}", optional=optional, advice=advice)
 
+    pattern: str
+    optional: bool = False
 
-def expand(rule: Any, match: re.Match[str], template: str) -> str:
-    """`template` with the groups of `match`, and what follows a match of the path of a node.
-
-    Raises:
-      RuleError: when it names a group that there is not.
-    """
-    return _with_rest(_expanded(rule, match, template), match)
-
-
-def _with_rest(name: str, match: re.Match[str]) -> str:
-    """`name`, and below it the part of the key path that follows the path of a node."""
-    rest = match.string[match.end() :].strip("/")
-    if not rest:
-        return name
-    return f"{name}/{rest}" if name else rest
-
-
-def _expanded(rule: Any, match: re.Match[str], template: str) -> str:
-    """`template` with the groups of `match`."""
-    try:
-        return match.expand(template)
-    except (re.error, IndexError) as error:
-        raise RuleError(
-            f"{rule!r:.300}: {template!r} does not fit its pattern: {error}. Name a group that the "
-            "pattern has."
-        ) from None
-
-
-def merged(rule: Any, pairs: Iterable[tuple[str, Leaf]]) -> State:
-    """A state of `pairs`.
-
-    Raises:
-      RuleError: when two have one name.
-    """
-    state: State = {}
-    for name, leaf in pairs:
-        if name in state:
-            raise RuleError(
-                f"{rule!r:.300} makes two leaves of the key path {name}: {state[name].name} and "
-                f"{leaf.name}. Drop one of them first."
-            )
-        state[name] = leaf
-    return state
-
-
-def array_of(rule: Any, leaf: Leaf) -> LazyArray:
-    """The array of a leaf.
-
-    Raises:
-      RuleError: when it has none, or is a PRNG key.
-    """
-    if leaf.array is None or leaf.spec.kind == "prng_key":
-        raise RuleError(
-            f"{rule!r:.300} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
-            "match arrays only."
-        )
-    return leaf.array
-
-
-# Leaves that are computed from leaves.
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
+        """The state without them."""
+        found = matches(self, self.pattern, state, self.optional)
+        return {name: leaf for name, leaf in state.items() if name not in found}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -178,7 +133,7 @@ class Apply:
                 f"{self!r:.300}"
             )
 
-    def __call__(self, state: State, target: Target) -> State:
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
         """The state with the results at the end."""
         patterns = [self.pattern] if self.pattern is not None else self.inputs
         output = r"\g<0>" if self.output is None else self.output
@@ -217,61 +172,6 @@ class Apply:
         )
 
 
-# Leaves that move, and leaves that are left out.
-
-
-@dataclasses.dataclass(frozen=True)
-class Rename:
-    r"""Moves each leaf that `pattern` matches to the key path that `replacement` makes of it.
-
-    Attributes:
-      pattern: the key path of a node, or a regular expression.
-      replacement: as for `re.sub`, with the groups of `pattern`. For the key path of a node, the
-        new key path of that node.
-      optional: whether it may match nothing.
-
-    Example:
-      >>> flaxckpt.save(tmp_path / "old", {"classifier": {"kernel": 1}})
-      >>> rule = flaxckpt.Rename("classifier/(.*)", r"head/\1")
-      >>> flaxckpt.restore(tmp_path / "old", {"head": {"kernel": 0}}, transforms=[rule])
-      {'head': {'kernel': 1}}
-    """
-
-    pattern: str
-    replacement: str
-    optional: bool = False
-
-    def __call__(self, state: State, target: Target) -> State:
-        """The state with the new names, in the old order."""
-        found = matches(self, self.pattern, state, self.optional)
-        return merged(self, ((self._name(found.get(n), n), leaf) for n, leaf in state.items()))
-
-    def _name(self, match: re.Match[str] | None, name: str) -> str:
-        """What `name` becomes."""
-        return name if match is None else expand(self, match, self.replacement)
-
-
-@dataclasses.dataclass(frozen=True)
-class Drop:
-    """Takes out each leaf that `pattern` matches; it is not read.
-
-    Attributes:
-      pattern: the key path of a node, or a regular expression.
-      optional: whether it may match nothing.
-    """
-
-    pattern: str
-    optional: bool = False
-
-    def __call__(self, state: State, target: Target) -> State:
-        """The state without them."""
-        found = matches(self, self.pattern, state, self.optional)
-        return {name: leaf for name, leaf in state.items() if name not in found}
-
-
-# Scanned layers from unrolled ones, and back.
-
-
 @dataclasses.dataclass(frozen=True)
 class Stack:
     r"""Makes one array of the layers of unrolled ones, as `nn.scan` has it.
@@ -295,7 +195,7 @@ class Stack:
     axis: int = 0
     optional: bool = False
 
-    def __call__(self, state: State, target: Target) -> State:
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
         """The state with the stacked arrays at the end."""
         _check_index_group(self, self.pattern)
         groups: dict[str, dict[int, Leaf]] = {}
@@ -367,7 +267,7 @@ class Unstack:
     axis: int = 0
     optional: bool = False
 
-    def __call__(self, state: State, target: Target) -> State:
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
         """The state with the layers at the end."""
         if "{index}" not in self.output:
             raise RuleError(
@@ -396,6 +296,260 @@ class Unstack:
         for index in range(array.shape[axis]):
             part = layer(array, axis, index)
             yield Leaf(leaf.name, _with_shape(leaf.spec, part), part)
+
+
+@dataclasses.dataclass(frozen=True)
+class Resize:
+    """Gives arrays the shape that they have in the target: an embedding of a larger vocabulary.
+
+    What both have in common, from index 0 on, stays where it is.
+
+    Attributes:
+      pattern: the key path of a node, or a regular expression.
+      pad: the value of new elements; without it an axis must not grow.
+      truncate: whether an axis may lose its last elements.
+      optional: whether it may match nothing.
+
+    Example:
+      >>> import numpy as np
+      >>> flaxckpt.save(tmp_path / "old", {"embedding": np.ones((2, 2))})
+      >>> rule = flaxckpt.Resize("embedding", pad=0)
+      >>> target = {"embedding": np.zeros((3, 2))}
+      >>> flaxckpt.restore(tmp_path / "old", target, transforms=[rule])["embedding"].sum(axis=1)
+      array([2., 2., 0.])
+    """
+
+    pattern: str
+    pad: float | None = None
+    truncate: bool = False
+    optional: bool = False
+
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
+        """The state with the arrays as large as those of the target."""
+        found = matches(self, self.pattern, state, self.optional)
+        return {
+            name: self._resized(leaf, np.shape(target[name]))
+            if name in found and name in target
+            else leaf
+            for name, leaf in state.items()
+        }
+
+    def _resized(self, leaf: Leaf, shape: Shape) -> Leaf:
+        """`leaf` with `shape`.
+
+        Raises:
+          RuleError: when that is not allowed.
+        """
+        if leaf.is_initial:
+            return leaf
+        array = array_of(self, leaf)
+        if array.shape == shape:
+            return leaf
+        pairs = list(zip(array.shape, shape, strict=False))
+        if len(array.shape) != len(shape):
+            why = "has another number of axes"
+        elif self.pad is None and any(new > old for old, new in pairs):
+            why = "would have to grow, and no pad= is given"
+        elif not self.truncate and any(new < old for old, new in pairs):
+            why = "would have to be cut, and truncate=True is not given"
+        else:
+            pad = 0.0 if self.pad is None else self.pad
+            if self.pad is not None and not _is_held(pad, parse_dtype(array.dtype)):
+                raise RuleError(
+                    f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}. Give a pad "
+                    "that it can hold."
+                )
+            spec = leaf.spec._replace(shape=shape, weak_type=False)
+            return Leaf(leaf.name, spec, resized(array, shape, pad), origin=leaf.origin)
+        raise RuleError(
+            f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
+        )
+
+
+@dataclasses.dataclass(frozen=True)
+class Fallback:
+    """Gives the leaves of the target that `pattern` matches a value where the state has none.
+
+    Attributes:
+      pattern: the key path of a node of the target, or a regular expression.
+      value: one value for all of them; or `"target"`, for the value that the target has.
+      optional: whether it may match nothing.
+    """
+
+    pattern: str
+    value: Any | Literal["target"]
+    optional: bool = False
+
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
+        """The state with them at the end."""
+        missing = [n for n in matches(self, self.pattern, target, self.optional) if n not in state]
+        return state | {name: self._leaf(name, target[name]) for name in missing}
+
+    def _leaf(self, name: str, in_target: Any) -> Leaf:
+        """The leaf `name`."""
+        if isinstance(self.value, str) and self.value == "target":
+            return Leaf.computed(name, lambda: as_leaf(in_target, name), is_initial=True)
+        value = self.value
+        shape, dtype = getattr(in_target, "shape", ()), getattr(in_target, "dtype", None)
+        if isinstance(value, bool | int | float | complex) and isinstance(dtype, np.dtype):
+            try:
+                value = np.full(shape, value, dtype)
+            except (OverflowError, TypeError, ValueError) as error:
+                raise RuleError(
+                    f"{self!r:.300} does not fit {name}, which is {dtype}{list(shape)}: {error}. "
+                    "Give a value that it can hold."
+                ) from None
+        return as_leaf(value, name)
+
+
+@dataclasses.dataclass(frozen=True)
+class Cast:
+    """Converts the arrays that `pattern` matches to `dtype`, whatever is lost by that.
+
+    Attributes:
+      pattern: the key path of a node, or a regular expression.
+      dtype: a dtype or its name.
+      optional: whether it may match nothing.
+    """
+
+    pattern: str
+    dtype: Any
+    optional: bool = False
+
+    def __call__(self, state: LeafDict, target: TargetLeaves) -> LeafDict:
+        """The state with the arrays converted as they are read."""
+        found, dtype = matches(self, self.pattern, state, self.optional), self._dtype()
+        return {
+            name: self._cast(leaf, dtype) if name in found and not leaf.is_initial else leaf
+            for name, leaf in state.items()
+        }
+
+    def _dtype(self) -> str:
+        """The name of the dtype.
+
+        Raises:
+          RuleError: when it is none that a checkpoint can hold.
+        """
+        try:
+            if (name := dtype_name(np.dtype(self.dtype))) is not None:
+                return name
+        except TypeError:
+            pass
+        raise RuleError(
+            f"{self} names no dtype that a checkpoint can hold. Give one of numpy or ml_dtypes, "
+            "such as 'bfloat16'."
+        )
+
+    def _cast(self, leaf: Leaf, dtype: str) -> Leaf:
+        """One leaf in the new dtype."""
+
+        def made() -> Leaf:
+            array = array_of(self, leaf)
+            if parse_dtype(array.dtype).kind not in _NUMERIC:
+                raise RuleError(
+                    f"{self} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
+                    "match arrays of numbers only."
+                )
+            kind = leaf.spec.kind if leaf.spec.kind in ARRAY_KINDS else "numpy_scalar"
+            return Leaf(leaf.name, LeafSpec(kind, dtype, array.shape), recast(array, dtype))
+
+        return Leaf.computed(leaf.name, made, origin=leaf.origin)
+
+
+# Applying transforms, and what they have in common.
+
+
+def transformed(state: LeafDict, target: TargetLeaves, transforms: Iterable[Transform]) -> LeafDict:
+    """`state` after `transforms`, in order.
+
+    Raises:
+      RuleError: when one matches nothing, makes two leaves of one path, or returns no dict.
+    """
+    for transform in transforms:
+        result = transform(dict(state), dict(target))
+        if not isinstance(result, Mapping):
+            raise RuleError(
+                f"the transform {transform!r:.300} returned a {type(result).__name__}. It must "
+                "return a dict from key paths to leaves or values."
+            )
+        if odd := [name for name in result if not isinstance(name, str)]:
+            raise RuleError(
+                f"the transform {transform!r:.300} returned {odd[0]!r} as a key path. It must "
+                "return a dict from key paths, which are strings, to leaves or values."
+            )
+        state = {name: as_leaf(value, name) for name, value in result.items()}
+    return state
+
+
+def matches(
+    rule: Any, pattern: str, names: Collection[str], optional: bool
+) -> dict[str, re.Match[str]]:
+    """The leaves that `pattern` selects, with the match; see `pattern_matches`.
+
+    Raises:
+      RuleError: when it is not a valid regular expression, or selects nothing.
+    """
+    advice = "Fix the pattern, or pass optional=True."
+    return pattern_matches(pattern, names, f"{rule!r:.300}", optional=optional, advice=advice)
+
+
+def expand(rule: Any, match: re.Match[str], template: str) -> str:
+    """`template` with the groups of `match`, and what follows a match of the path of a node.
+
+    Raises:
+      RuleError: when it names a group that there is not.
+    """
+    return _with_rest(_expanded(rule, match, template), match)
+
+
+def _with_rest(name: str, match: re.Match[str]) -> str:
+    """`name`, and below it the part of the key path that follows the path of a node."""
+    rest = match.string[match.end() :].strip("/")
+    if not rest:
+        return name
+    return f"{name}/{rest}" if name else rest
+
+
+def _expanded(rule: Any, match: re.Match[str], template: str) -> str:
+    """`template` with the groups of `match`."""
+    try:
+        return match.expand(template)
+    except (re.error, IndexError) as error:
+        raise RuleError(
+            f"{rule!r:.300}: {template!r} does not fit its pattern: {error}. Name a group that the "
+            "pattern has."
+        ) from None
+
+
+def merged(rule: Any, pairs: Iterable[tuple[str, Leaf]]) -> LeafDict:
+    """A state of `pairs`.
+
+    Raises:
+      RuleError: when two have one name.
+    """
+    state: LeafDict = {}
+    for name, leaf in pairs:
+        if name in state:
+            raise RuleError(
+                f"{rule!r:.300} makes two leaves of the key path {name}: {state[name].name} and "
+                f"{leaf.name}. Drop one of them first."
+            )
+        state[name] = leaf
+    return state
+
+
+def array_of(rule: Any, leaf: Leaf) -> LazyArray:
+    """The array of a leaf.
+
+    Raises:
+      RuleError: when it has none, or is a PRNG key.
+    """
+    if leaf.array is None or leaf.spec.kind == "prng_key":
+        raise RuleError(
+            f"{rule!r:.300} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
+            "match arrays only."
+        )
+    return leaf.array
 
 
 def _with_shape(spec: LeafSpec, array: LazyArray) -> LeafSpec:
@@ -441,77 +595,6 @@ def _check_index_group(rule: Any, pattern: str) -> None:
         )
 
 
-# Arrays of other sizes: padded, or cut.
-
-
-@dataclasses.dataclass(frozen=True)
-class Resize:
-    """Gives arrays the shape that they have in the target: an embedding of a larger vocabulary.
-
-    What both have in common, from index 0 on, stays where it is.
-
-    Attributes:
-      pattern: the key path of a node, or a regular expression.
-      pad: the value of new elements; without it an axis must not grow.
-      truncate: whether an axis may lose its last elements.
-      optional: whether it may match nothing.
-
-    Example:
-      >>> import numpy as np
-      >>> flaxckpt.save(tmp_path / "old", {"embedding": np.ones((2, 2))})
-      >>> rule = flaxckpt.Resize("embedding", pad=0)
-      >>> target = {"embedding": np.zeros((3, 2))}
-      >>> flaxckpt.restore(tmp_path / "old", target, transforms=[rule])["embedding"].sum(axis=1)
-      array([2., 2., 0.])
-    """
-
-    pattern: str
-    pad: float | None = None
-    truncate: bool = False
-    optional: bool = False
-
-    def __call__(self, state: State, target: Target) -> State:
-        """The state with the arrays as large as those of the target."""
-        found = matches(self, self.pattern, state, self.optional)
-        return {
-            name: self._resized(leaf, np.shape(target[name]))
-            if name in found and name in target
-            else leaf
-            for name, leaf in state.items()
-        }
-
-    def _resized(self, leaf: Leaf, shape: Shape) -> Leaf:
-        """`leaf` with `shape`.
-
-        Raises:
-          RuleError: when that is not allowed.
-        """
-        if leaf.is_initial:
-            return leaf
-        array = array_of(self, leaf)
-        if array.shape == shape:
-            return leaf
-        pairs = list(zip(array.shape, shape, strict=False))
-        if len(array.shape) != len(shape):
-            why = "has another number of axes"
-        elif self.pad is None and any(new > old for old, new in pairs):
-            why = "would have to grow, and no pad= is given"
-        elif not self.truncate and any(new < old for old, new in pairs):
-            why = "would have to be cut, and truncate=True is not given"
-        else:
-            pad = 0.0 if self.pad is None else self.pad
-            if self.pad is not None and not _is_held(pad, parse_dtype(array.dtype)):
-                raise RuleError(
-                    f"{self!r:.300}: {leaf.name} is {leaf.spec}, which holds no {pad}. Give a pad "
-                    "that it can hold."
-                )
-            spec = leaf.spec._replace(shape=shape, weak_type=False)
-            return Leaf(leaf.name, spec, resized(array, shape, pad), origin=leaf.origin)
-        raise RuleError(
-            f"{self!r:.300}: {leaf.name} {why}.\n  checkpoint: {array.shape}\n  target:     {shape}"
-        )
-
-
 def _is_held(pad: float, dtype: np.dtype) -> bool:
     """Whether arrays of `dtype` can have the element `pad`."""
     if math.isnan(pad):
@@ -520,100 +603,3 @@ def _is_held(pad: float, dtype: np.dtype) -> bool:
         return bool(np.full((), pad, dtype) == pad)
     except (OverflowError, TypeError, ValueError):
         return False
-
-
-# Values for what a checkpoint lacks, and other dtypes.
-
-
-# Of numpy's kinds of dtypes; those of ml_dtypes are V.
-_NUMERIC = "biufcV"
-
-
-@dataclasses.dataclass(frozen=True)
-class Fallback:
-    """Gives the leaves of the target that `pattern` matches a value where the state has none.
-
-    Attributes:
-      pattern: the key path of a node of the target, or a regular expression.
-      value: one value for all of them; or `"target"`, for the value that the target has.
-      optional: whether it may match nothing.
-    """
-
-    pattern: str
-    value: Any | Literal["target"]
-    optional: bool = False
-
-    def __call__(self, state: State, target: Target) -> State:
-        """The state with them at the end."""
-        missing = [n for n in matches(self, self.pattern, target, self.optional) if n not in state]
-        return state | {name: self._leaf(name, target[name]) for name in missing}
-
-    def _leaf(self, name: str, in_target: Any) -> Leaf:
-        """The leaf `name`."""
-        if isinstance(self.value, str) and self.value == "target":
-            return Leaf.computed(name, lambda: as_leaf(in_target, name), is_initial=True)
-        value = self.value
-        shape, dtype = getattr(in_target, "shape", ()), getattr(in_target, "dtype", None)
-        if isinstance(value, bool | int | float | complex) and isinstance(dtype, np.dtype):
-            try:
-                value = np.full(shape, value, dtype)
-            except (OverflowError, TypeError, ValueError) as error:
-                raise RuleError(
-                    f"{self!r:.300} does not fit {name}, which is {dtype}{list(shape)}: {error}. "
-                    "Give a value that it can hold."
-                ) from None
-        return as_leaf(value, name)
-
-
-@dataclasses.dataclass(frozen=True)
-class Cast:
-    """Converts the arrays that `pattern` matches to `dtype`, whatever is lost by that.
-
-    Attributes:
-      pattern: the key path of a node, or a regular expression.
-      dtype: a dtype or its name.
-      optional: whether it may match nothing.
-    """
-
-    pattern: str
-    dtype: Any
-    optional: bool = False
-
-    def __call__(self, state: State, target: Target) -> State:
-        """The state with the arrays converted as they are read."""
-        found, dtype = matches(self, self.pattern, state, self.optional), self._dtype()
-        return {
-            name: self._cast(leaf, dtype) if name in found and not leaf.is_initial else leaf
-            for name, leaf in state.items()
-        }
-
-    def _dtype(self) -> str:
-        """The name of the dtype.
-
-        Raises:
-          RuleError: when it is none that a checkpoint can hold.
-        """
-        try:
-            if (name := dtype_name(np.dtype(self.dtype))) is not None:
-                return name
-        except TypeError:
-            pass
-        raise RuleError(
-            f"{self} names no dtype that a checkpoint can hold. Give one of numpy or ml_dtypes, "
-            "such as 'bfloat16'."
-        )
-
-    def _cast(self, leaf: Leaf, dtype: str) -> Leaf:
-        """One leaf in the new dtype."""
-
-        def made() -> Leaf:
-            array = array_of(self, leaf)
-            if parse_dtype(array.dtype).kind not in _NUMERIC:
-                raise RuleError(
-                    f"{self} cannot be used for {leaf.name}, which is {leaf.spec}. Let its pattern "
-                    "match arrays of numbers only."
-                )
-            kind = leaf.spec.kind if leaf.spec.kind in ARRAY_KINDS else "numpy_scalar"
-            return Leaf(leaf.name, LeafSpec(kind, dtype, array.shape), recast(array, dtype))
-
-        return Leaf.computed(leaf.name, made, origin=leaf.origin)

@@ -18,7 +18,6 @@ from flaxckpt.formats import reading
 from flaxckpt.formats.zarr import ZarrArray, open_all
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy_array import LazyArray
-from flaxckpt.metadata.tree_metadata import MAX_DEPTH
 from flaxckpt.source.leaf import array_leaf
 from flaxckpt.store.store import Location
 
@@ -51,7 +50,7 @@ def decode(data: bytes, path: str) -> Any:
     """
     try:
         tree = _unpack(data, _MAX_TUPLES)
-        _check(tree)
+        reading.check_depth(tree, _children)
     except (ValueError, TypeError, OverflowError, LookupError) as error:
         raise CorruptCheckpointError(
             f"the msgpack file {path} is damaged: {str(error).rstrip('.') or type(error).__name__}"
@@ -176,17 +175,8 @@ def _in_order(mapping: Any) -> list[Any]:
     return [mapping[str(i)] for i in range(len(mapping))]
 
 
-def _check(tree: Any) -> None:
-    """Raises a `ValueError` when `tree` is too deep, or a leaf is no value of flax's."""
-    level = [tree]
-    for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-    if level:
-        raise ValueError(f"it is more than {MAX_DEPTH} levels deep")
-
-
 def _children(node: Any) -> list[Any]:
-    """The values in a container; none in a leaf."""
+    """The values in a container; none in a leaf, which must be a value of flax's."""
     if isinstance(node, dict):
         return list(node.values())
     if isinstance(node, list | tuple):

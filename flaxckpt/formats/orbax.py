@@ -11,7 +11,7 @@ import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats import flax_msgpack, reading, zarr
-from flaxckpt.formats.reading import Wrong, damaged, member, parse, read_json
+from flaxckpt.formats.reading import MAX_TREE_DEPTH, Wrong, damaged, member, parse, read_json
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy_array import LazyArray, in_memory
 from flaxckpt.leaves.spec import LeafSpec
@@ -23,18 +23,16 @@ from flaxckpt.store.store import Location
 
 TREE, STRINGS, ARRAYS = "_METADATA", "_strings.json", "array_metadatas"
 _INDEX, _NAME = 1, 2
-# Deeper than any state; recursion over what is restored must not end in a RecursionError.
-_MAX_DEPTH = 128
 
 # Containers without children have no data, only a type.
 EMPTY: Mapping[str, Any] = {
     "None": None, "Unknown": None, "NamedTuple": None, "Dict": {}, "List": [], "Tuple": (),
 }  # fmt: skip
 
-KeyPath = tuple[int | str, ...]
+OrbaxPath = tuple[int | str, ...]
 
 
-class Entry(NamedTuple):
+class TreeEntry(NamedTuple):
     """One leaf, or one container without children.
 
     Attributes:
@@ -43,7 +41,7 @@ class Entry(NamedTuple):
       inline: whether its value is in the msgpack file of the tree, and not an array.
     """
 
-    keys: KeyPath
+    keys: OrbaxPath
     value_type: str
     inline: bool
 
@@ -64,7 +62,7 @@ class TreeMetadata(NamedTuple):
       rich: the tree with the types of its containers; `None` in files that do not say.
     """
 
-    entries: Sequence[Entry]
+    entries: Sequence[TreeEntry]
     ocdbt: bool | None
     zarr3: bool
     missing_as_zero: bool
@@ -96,15 +94,15 @@ def read_tree_metadata(directory: Location) -> TreeMetadata:
         raise damaged(path, error) from None
 
 
-def _entry(value: Any) -> Entry:
+def _entry(value: Any) -> TreeEntry:
     """One value of `tree_metadata`."""
     keys = tuple(_key(key) for key in member(value, "key_metadata", list))
-    if len(keys) > _MAX_DEPTH:
+    if len(keys) > MAX_TREE_DEPTH:
         raise Wrong(f"a leaf is {len(keys)} levels deep")
     described = member(value, "value_metadata", dict)
     value_type = member(described, "value_type", str)
     skip = member(described, "skip_deserialize", bool, False)
-    return Entry(keys, value_type, skip and value_type not in EMPTY)
+    return TreeEntry(keys, value_type, skip and value_type not in EMPTY)
 
 
 def _key(key: Any) -> int | str:
@@ -171,7 +169,7 @@ class _Inner(dict[int | str, Any]):
     """A container that is being filled, by index or by name."""
 
 
-def assemble(leaves: Mapping[KeyPath, Any], file: Location) -> Any:
+def assemble(leaves: Mapping[OrbaxPath, Any], file: Location) -> Any:
     """The tree with `leaves` at their key paths: lists where these are indices, else dicts.
 
     Raises:
@@ -205,7 +203,7 @@ def _finished(node: Any, file: Location) -> Any:
     return {str(key): _finished(child, file) for key, child in node.items()}
 
 
-def _name(keys: KeyPath) -> str:
+def _name(keys: OrbaxPath) -> str:
     """A key path, as errors show it."""
     return repr(".".join(map(str, keys)))
 
@@ -311,25 +309,25 @@ def _read_described(path: Location, children: Sequence[str], metadata: TreeMetad
     if len(entries) != len(metadata.entries):
         raise damaged(file, "it has two leaves of the same key path")
     tree = assemble({keys: e for keys, e in entries.items() if not _is_of_nnx(e)}, file)
-    tree = _filled(tree, _Source(path, children, metadata))
+    tree = _filled(tree, _TreeValues(path, children, metadata))
     return tree if metadata.rich is None else with_types(tree, metadata.rich)
 
 
-def _is_of_nnx(entry: Entry) -> bool:
+def _is_of_nnx(entry: TreeEntry) -> bool:
     """Whether it is what nnx has in its objects beside their attributes, which holds nothing."""
     return entry.value_type in EMPTY and bool(entry.keys) and entry.keys[-1] == _NNX_STATE
 
 
-def _filled(node: Any, source: _Source) -> Any:
+def _filled(node: Any, source: _TreeValues) -> Any:
     """`node` with its leaves instead of what is known of them."""
-    if isinstance(node, Entry):
+    if isinstance(node, TreeEntry):
         return source.leaf(node)
     if isinstance(node, list):
         return [_filled(child, source) for child in node]
     return {key: _filled(child, source) for key, child in node.items()}
 
 
-class _Source:
+class _TreeValues:
     """Where the values of a tree come from."""
 
     def __init__(self, path: Location, children: Sequence[str], metadata: TreeMetadata) -> None:
@@ -343,7 +341,7 @@ class _Source:
         keys = "jax.Array" in types and read_key_impls(path, children)
         self._impls = keys or {}
 
-    def leaf(self, entry: Entry) -> Any:
+    def leaf(self, entry: TreeEntry) -> Any:
         """The leaf of `entry`."""
         if entry.value_type in EMPTY:
             return EMPTY[entry.value_type]
@@ -356,7 +354,7 @@ class _Source:
             return key_leaf(array, self._impls[entry.name], f"{self._path}/{entry.name}")
         return _leaf(array, entry.value_type)
 
-    def _inline_leaf(self, entry: Entry) -> Any:
+    def _inline_leaf(self, entry: TreeEntry) -> Any:
         """A value that is in the msgpack file."""
         found: Any = self._inline
         for key in entry.keys:
@@ -413,11 +411,11 @@ def _read_aggregate(path: Location, children: Sequence[str]) -> Any:
 class _Placed(NamedTuple):
     """The leaves of a msgpack tree: those that are values, and the names of those that are not."""
 
-    values: dict[KeyPath, Any]
-    names: dict[KeyPath, str]
+    values: dict[OrbaxPath, Any]
+    names: dict[OrbaxPath, str]
 
 
-def _collect(node: Any, keys: KeyPath, placed: _Placed) -> None:
+def _collect(node: Any, keys: OrbaxPath, placed: _Placed) -> None:
     """Puts the leaves of `node`, which is at `keys`, into `placed`."""
     if isinstance(node, dict | list | tuple):
         items = node.items() if isinstance(node, dict) else enumerate(node)
@@ -429,7 +427,7 @@ def _collect(node: Any, keys: KeyPath, placed: _Placed) -> None:
         placed.values[keys] = node
 
 
-def _replace(node: Any, keys: KeyPath, leaves: Mapping[KeyPath, Any]) -> Any:
+def _replace(node: Any, keys: OrbaxPath, leaves: Mapping[OrbaxPath, Any]) -> Any:
     """`node`, which is at `keys`, with `leaves` for its leaves; the keys of dicts are strings."""
     if isinstance(node, dict):
         return {str(key): _replace(child, (*keys, key), leaves) for key, child in node.items()}

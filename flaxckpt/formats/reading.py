@@ -6,16 +6,20 @@ import errno
 import itertools
 import json
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.metadata.tree_metadata import MAX_DEPTH
+from flaxckpt.metadata.sealed_json import MAX_DEPTH
 from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.store.store import Location
 
 # Looking at files that another library wrote, in a directory or in a bucket.
+
+
+# Deeper than any state: a tree that is built by recursion must not end in a RecursionError.
+MAX_TREE_DEPTH = 128
 
 
 def children(path: Location) -> list[str]:
@@ -110,12 +114,21 @@ def parse(text: str | bytes) -> Any:
         value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise Wrong(f"it is not JSON: {error}") from None
-    level = [value]
+    check_depth(value, _children)
+    return value
+
+
+def check_depth(tree: Any, children: Callable[[Any], Iterable[Any]]) -> None:
+    """Refuses a tree that is too deep, level by level; `children` are those of a node.
+
+    Raises:
+      Wrong: if it is.
+    """
+    level = [tree]
     for _ in range(MAX_DEPTH):
-        level = [child for node in level for child in _children(node)]
-        if not level:
-            return value
-    raise Wrong(f"it is more than {MAX_DEPTH} levels deep")
+        level = [child for node in level for child in children(node)]
+    if level:
+        raise Wrong(f"it is more than {MAX_DEPTH} levels deep")
 
 
 def _children(node: Any) -> list[Any]:

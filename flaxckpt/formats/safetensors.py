@@ -17,7 +17,7 @@ import orjson
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedLeafError
 from flaxckpt.formats import reading
 from flaxckpt.leaves.dtypes import parse_dtype
-from flaxckpt.metadata.tree_metadata import MAX_AXES, MAX_ELEMENTS
+from flaxckpt.metadata.sealed_json import MAX_AXES, MAX_ELEMENTS
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
 from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.ocdbt import empty

@@ -16,9 +16,10 @@ import numpy as np
 import tensorstore as ts
 
 from flaxckpt.errors import CorruptCheckpointError, FlaxckptError
+from flaxckpt.formats.reading import MAX_TREE_DEPTH
 from flaxckpt.leaves.dtypes import dtype_name, parse_dtype
 from flaxckpt.leaves.lazy_array import nbytes_of
-from flaxckpt.metadata.tree_metadata import MAX_AXES, MAX_ELEMENTS
+from flaxckpt.metadata.sealed_json import MAX_AXES, MAX_ELEMENTS
 from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.bucket import BucketPath
@@ -281,8 +282,6 @@ def _one_line(message: str) -> str:
 
 
 METADATA = ".zarray"
-# As in the other formats; recursion over what is restored must not end in a RecursionError.
-_MAX_DEPTH = 128
 
 
 def array_names(path: Location) -> list[str]:
@@ -318,7 +317,7 @@ def nested(leaves: Mapping[str, Any], separator: str, path: Location) -> dict[st
     root: dict[str, Any] = {}
     for name, leaf in sorted(leaves.items()):
         *parents, last = name.split(separator)
-        node = _descend(root, parents) if len(parents) < _MAX_DEPTH else None
+        node = _descend(root, parents) if len(parents) < MAX_TREE_DEPTH else None
         if node is None or last in node:
             raise CorruptCheckpointError(
                 f"{path} holds no tree: the leaf {name!r} is within another one, or too deep. "

@@ -16,7 +16,7 @@ from flaxckpt.leaves.generator import Generators
 from flaxckpt.leaves.prng_key import PrngKeys
 from flaxckpt.leaves.scalar import NumpyScalars, PythonNumbers
 from flaxckpt.leaves.spec import LeafInfo, LeafSpec
-from flaxckpt.leaves.strings import Bytes, StringArrays, Strings
+from flaxckpt.leaves.strings import ByteStrings, StringArrays, Strings
 
 
 class LeafHandler(Protocol):
@@ -42,9 +42,9 @@ _BUILTIN: dict[str, LeafHandler] = {
     "float": PythonNumbers(),
     "complex": PythonNumbers(),
     "str": Strings(),
-    "bytes": Bytes(),
+    "bytes": ByteStrings(),
     "numpy_str": Strings("numpy_str", np.str_),
-    "numpy_bytes": Bytes("numpy_bytes", np.bytes_),
+    "numpy_bytes": ByteStrings("numpy_bytes", np.bytes_),
     "strings": StringArrays(),
     "generator": Generators(),
 }

@@ -39,7 +39,7 @@ class Strings:
 
 
 @dataclasses.dataclass(frozen=True)
-class Bytes:
+class ByteStrings:
     """Bytes of one type, as base64."""
 
     kind: str = "bytes"

@@ -69,13 +69,20 @@ def unseal(text: bytes, path: str) -> dict[str, Any]:
     return data
 
 
-# What all files of metadata have in common: how large they may be, and the version they name.
+# What all files of metadata have in common: the limits of what they may claim, and their version.
 #
-# Whoever only lists a run reads no more than this and `_CHECKPOINT_METADATA`, so nothing here needs
-# numpy or TensorStore.
+# A command that only lists a run reads nothing but this and `_CHECKPOINT_METADATA`, so nothing here
+# needs numpy or TensorStore.
 
 
+# A checkpoint is data, and not trusted. The numbers are far above every real state, and low enough
+# that damaged or hostile metadata cost the reader neither memory nor time.
 MAX_JSON_BYTES = 1 << 30
+MAX_LEAVES = 2_000_000
+MAX_DEPTH = 500
+MAX_AXES = 64
+# numpy cannot address more, whatever the dtype.
+MAX_ELEMENTS = 1 << 48
 
 
 class SavedFile(NamedTuple):

@@ -12,7 +12,14 @@ from typing import Any, get_args
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.leaves.dtypes import parse_dtype, storage_of
 from flaxckpt.leaves.spec import LeafRecord, LeafSpec, StoredArray
-from flaxckpt.metadata.sealed_json import SavedFile, check_format
+from flaxckpt.metadata.sealed_json import (
+    MAX_AXES,
+    MAX_DEPTH,
+    MAX_ELEMENTS,
+    MAX_LEAVES,
+    SavedFile,
+    check_format,
+)
 from flaxckpt.metadata.step_metadata import PastSave, decode_past, encode_past
 from flaxckpt.store import ocdbt, zarr3
 from flaxckpt.store.layout import FORMAT_VERSION
@@ -26,18 +33,6 @@ from flaxckpt.tree.node import (
     named_nodes,
     plain_value,
 )
-
-# What a checkpoint may claim before anything is allocated for it: it is data, and not trusted.
-#
-# The numbers are far above every real state, and low enough that damaged or hostile metadata cost
-# neither the memory nor the time of the reader.
-
-
-MAX_LEAVES = 2_000_000
-MAX_DEPTH = 500
-MAX_AXES = 64
-# numpy cannot address more, whatever the dtype.
-MAX_ELEMENTS = 1 << 48
 
 
 def check_structure(nodes: Sequence[Node | None], records: Sequence[LeafRecord], path: str) -> None:

@@ -5,8 +5,8 @@
 before, `save_dtype`). A new format gets a new directory; those that are there are never written
 again.
 
-    python -m tests.test_golden checkpoint tests/golden/format_2
-    python -m tests.test_golden run tests/golden/runs/format_2
+    python -m tests.source.test_golden checkpoint tests/golden/format_2
+    python -m tests.source.test_golden run tests/golden/runs/format_2
 """
 
 import collections
@@ -27,8 +27,8 @@ import flaxckpt
 from flaxckpt.run.run import Run, history
 from tests.trees import assert_same
 
-GOLDEN = sorted((Path(__file__).parent / "golden").glob("format_*"))
-RUNS = sorted((Path(__file__).parent / "golden" / "runs").iterdir())
+GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("format_*"))
+RUNS = sorted((Path(__file__).parents[1] / "golden" / "runs").iterdir())
 # In the run, this step was saved, and those before it deleted.
 KEPT, GONE = 30, (10, 20)
 
