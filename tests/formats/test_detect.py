@@ -10,7 +10,7 @@ from flax import serialization
 import flaxckpt
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats import detect
-from tests.processes import run
+from tests.processes import run_fresh
 
 
 def test_every_format_says_what_it_is_and_what_it_looks_for():
@@ -31,7 +31,7 @@ def test_where_there_is_nothing_no_reader_is_imported(tmp_path):
         print(sorted(heavy & sys.modules.keys()))
         print(find_reader(root / "another"), "numpy" in sys.modules)
     """
-    assert run(code, tmp_path) == (0, "[None, None]\n[]\nNone True\n", "")
+    assert run_fresh(code, tmp_path) == (0, "[None, None]\n[]\nNone True\n", "")
 
 
 def test_leaves_know_the_key_path_that_they_were_saved_at(tmp_path):

@@ -92,7 +92,7 @@ def test_the_pattern_is_about_the_target(saved):
     with pytest.raises(RuleError, match="'head' matches no key path as a whole"):
         flaxckpt.restore(saved, BODY, transforms=[Fallback("head", 0)])
     assert flaxckpt.restore(saved, BODY, transforms=[Fallback("head", 0, optional=True)])["step"]
-    with pytest.raises(RuleError, match="there is nothing"):
+    with pytest.raises(RuleError, match="there are no leaves"):
         flaxckpt.restore(saved, transforms=[Fallback("step", 0)])
 
 
