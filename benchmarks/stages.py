@@ -28,7 +28,7 @@ SAVE = {
     "fsync the directories": "flaxckpt.store.local.fsync_path",
 }
 RESTORE = {
-    "open": "flaxckpt.run.local_tier.open_checkpoint",
+    "open": "flaxckpt.run.restore_step.open_checkpoint",
     "match with the target": "flaxckpt.restoring.restore.with_target",
     "read the leaves": "flaxckpt.restoring.restore.read_leaves",
     "- list the index": "flaxckpt.source.checkpoint.read_index",

@@ -27,7 +27,8 @@ from flaxckpt.restoring.restore_plan import (
 )
 from flaxckpt.restoring.restore_report import RestoreReport
 from flaxckpt.run.costs import Accounts, ScalarWriter, Stats
-from flaxckpt.run.local_tier import LocalTier, OnCorrupt, RequestFn, Restoration, Sources, open_tier
+from flaxckpt.run.local_tier import LocalTier, RequestFn, open_tier
+from flaxckpt.run.restore_step import OnCorrupt, RestoreRequest, StepSources
 from flaxckpt.run.retention import Keep, best_first
 from flaxckpt.run.run import Run, check_step, follow, warn_jumped_over
 from flaxckpt.run.schedule import Every, Pacer
@@ -314,12 +315,12 @@ class CheckpointManager:
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
         arguments = restore_arguments(**how)
-        return self._restore(Restoration(target, arguments, step, on_corrupt, items))
+        return self._restore(RestoreRequest(target, arguments, step, on_corrupt, items))
 
-    def _restore(self, wanted: Restoration) -> Any:
+    def _restore(self, request: RestoreRequest) -> Any:
         """As `restore`."""
         self.wait()
-        step, tree, self.report, self.items = wanted.carry_out(self._sources)
+        step, tree, self.report, self.items = self._sources.restore(request)
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._accounts.restored(step, self.report)
@@ -369,7 +370,7 @@ class CheckpointManager:
         tree: T
         if not self._sources.is_empty():
             own = arguments if init_from is None else restore_arguments()
-            here = Restoration(initial.abstract, own, None, on_corrupt, items, initial.leaves)
+            here = RestoreRequest(initial.abstract, own, None, on_corrupt, items, initial.leaves)
             tree = self._restore(here)
         elif init_from is None:
             tree = initial.tree()
@@ -417,7 +418,7 @@ class CheckpointManager:
         target = objects[0] if len(objects) == 1 else objects
         found = nnx_objects.split(target)[0]
         arguments = restore_arguments(**how)
-        restored = self._restore(Restoration(found, arguments, step, on_corrupt, items))
+        restored = self._restore(RestoreRequest(found, arguments, step, on_corrupt, items))
         nnx_objects.update(objects, (restored,) if len(objects) == 1 else restored)
         return self._last_step
 
@@ -553,9 +554,9 @@ class CheckpointManager:
         return self._tier
 
     @functools.cached_property
-    def _sources(self) -> Sources:
+    def _sources(self) -> StepSources:
         """Where steps are restored from."""
-        return Sources(self._run, self._local_tier(), self._group, self._options)
+        return StepSources(self._run, self._local_tier(), self._group, self._options)
 
     # The background
 

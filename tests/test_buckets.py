@@ -142,7 +142,7 @@ def test_a_damaged_step_is_passed_over_and_saved_anew(store, run):
         ckpt.save(1, state(1))
         ckpt.save(2, state(2), wait=True)
         store.write(run, "2/state/_METADATA", b"{")
-        with pytest.warns(UserWarning, match="step 2 is damaged"):
+        with pytest.warns(UserWarning, match="skipping damaged step 2"):
             assert ckpt.restore(on_corrupt="previous")["step"] == 1
         assert ckpt(2, state(2))
         assert differences(ckpt.restore(), state(2)) == []

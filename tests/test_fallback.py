@@ -47,7 +47,7 @@ def test_previous_goes_back_warns_and_reports(run, what):
     damage(run / "3", what)
     damage(run / "2")
     ckpt = flaxckpt.CheckpointManager(run)
-    with pytest.warns(UserWarning, match=r"step [23] is damaged and passed over"):
+    with pytest.warns(UserWarning, match=r"skipping damaged step [23]: "):
         restored = ckpt.restore(on_corrupt="previous")
     assert restored["step"] == 1
     assert [step for step, _ in ckpt.report.damaged] == [3, 2]
@@ -67,7 +67,7 @@ def test_a_damaged_step_that_is_reached_again_is_saved_anew(run):
     ckpt.close()
 
 
-@pytest.mark.filterwarnings("ignore:step")
+@pytest.mark.filterwarnings("ignore:skipping damaged")
 def test_when_all_are_damaged_the_error_is_that_of_the_newest_and_nothing_is_initialised(run):
     for step in (1, 2, 3):
         damage(run / str(step))
@@ -79,7 +79,7 @@ def test_when_all_are_damaged_the_error_is_that_of_the_newest_and_nothing_is_ini
     ckpt.close()
 
 
-@pytest.mark.filterwarnings("ignore:step")
+@pytest.mark.filterwarnings("ignore:skipping damaged")
 def test_restore_or_init_goes_back_too(run):
     def init():
         return {"w": jnp.zeros(2500), "step": jnp.asarray(0)}

@@ -280,33 +280,3 @@ def read_items(
 def finish(read: Mapping[str, Finish]) -> dict[str, Any]:
     """The values of items that were read, put where they belong."""
     return {name: settle() for name, settle in read.items()}
-
-
-@dataclasses.dataclass
-class WantedItems:
-    """The items that a restore is asked for, which go with the tree: both, or neither.
-
-    Attributes:
-      targets: as for `restore_items`.
-      rank: of this process.
-      options: how to read.
-    """
-
-    targets: Mapping[str, Any]
-    rank: ProcessRank
-    options: Options
-    _read: dict[str, Finish] = dataclasses.field(default_factory=dict)
-
-    def with_tree(self, restore: Callable[[Checkpoint], T]) -> Callable[[Checkpoint], T]:
-        """As `restore`, and reads the items of the same checkpoint; a later one's replace them."""
-
-        def both(checkpoint: Checkpoint) -> T:
-            restored = restore(checkpoint)
-            self._read = read_items(checkpoint, self.targets, self.rank, self.options)
-            return restored
-
-        return both
-
-    def finish(self) -> dict[str, Any]:
-        """The items of the checkpoint that was restored last, put where they belong."""
-        return finish(self._read)

@@ -150,7 +150,7 @@ def test_a_damaged_item_is_the_damage_of_its_step(tmp_path):
         assert flaxckpt.verify(tmp_path / "2").problems == (
             f"the file {file} does not match its checksum",
         )
-        with pytest.warns(UserWarning, match="step 2 is damaged"):
+        with pytest.warns(UserWarning, match="skipping damaged step 2"):
             ckpt.restore(items={"data": it, "config": None}, on_corrupt="previous")
         assert (it.at, ckpt.items["config"]) == (11, 1)
         assert ckpt.restore(step=2, items={"data": it})["step"] == 2

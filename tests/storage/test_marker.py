@@ -105,7 +105,7 @@ def test_a_damaged_step_that_is_reached_again_is_saved_anew(directory):
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         file = directory / "2/state/_METADATA"
         file.write_bytes(file.read_bytes()[:-40])
-        with pytest.warns(UserWarning, match="step 2 is damaged"):
+        with pytest.warns(UserWarning, match="skipping damaged step 2"):
             ckpt.restore(on_corrupt="previous")
         assert ckpt(2, STATE)
         assert ckpt.restore()["s"] == "text"
