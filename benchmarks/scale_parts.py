@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import time
-from pathlib import Path
 
 import jax
 import numpy as np
@@ -16,7 +15,7 @@ from flaxckpt.metadata import orbax_metadata
 from flaxckpt.options import Options
 from flaxckpt.saving import save_plan
 from flaxckpt.store import ocdbt
-from flaxckpt.store import store as store_store
+from flaxckpt.store.locate import locate
 
 # The chunks of 8 MiB that one transaction has.
 KEYS = 5
@@ -26,19 +25,19 @@ VALUE = bytes(4 * FLOATS + 4)
 
 def commits(url: str, count: int) -> Point:
     """One process's database, written in so many transactions of few chunks."""
-    directory = store_store.locate(url, Options())
+    directory = locate(url, Options(fsync=False))
     items = (
         (f"opt_state.layers_{n // 8:05d}.kernel/c/{n % 8}/0", VALUE) for n in range(count * KEYS)
     )
     before, start = requests(), time.perf_counter()
-    numbered = not isinstance(directory, Path)  # as flaxckpt does in a bucket
-    store = ocdbt.create_store(directory, ts.Context(), fsync=False, numbered=numbered)
+    numbered = not directory.store.can.rewrites
+    store = ocdbt.create_store(directory, ts.Context(), numbered=numbered)
     ocdbt.write_all(store, items, 2 * KEYS * len(VALUE))
     return {
         "transactions": count,
         "rewritten": count * count * KEYS / 2,
         "commit_secs": time.perf_counter() - start,
-        "commit_files": len(store_store.files(directory)),
+        "commit_files": len(directory.store.names(directory)),
         "commit_requests": requests() - before,
     }
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 from unittest import mock
 
@@ -33,8 +32,8 @@ from flaxckpt.saving.writing import PreparedSave, ProcessManifest, TreeManifest
 from flaxckpt.sharding.chunks import Region, whole
 from flaxckpt.source.checkpoint import open_checkpoint
 from flaxckpt.store import layout, ocdbt, zarr3
-from flaxckpt.store import store as store_store
 from flaxckpt.store.key_values import StorageKeyValueStore
+from flaxckpt.store.locate import locate
 from flaxckpt.store.ocdbt import Place, read_index
 from flaxckpt.store.store import Location
 
@@ -119,19 +118,19 @@ def _pieces(plan: SavePlan, index: int) -> Iterator[HostShard]:
 def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
     """Writes the databases and the done records of all processes but 0; returns their bytes."""
     url, directory, prefix, attempt, digest, begun = told
-    item = store_store.locate(url, Options()) / layout.ITEM
-    location = store_store.locate(directory, Options())
-    key_values = StorageKeyValueStore(store_store.kvstore(location, fsync=False))
+    options = Options(fsync=False)
+    item, location = locate(url, options) / layout.ITEM, locate(directory, options)
+    key_values = StorageKeyValueStore(location.store.kvstore(location))
     chunk, storage, written = (1, FLOATS), storage_of("float32"), 0
     stores = [a.stored.store for a, s in _plan(processes, leaves, 1).shards if s.chunks]
     for index in range(1, processes):
         name = f"{layout.CHILD}{index}-{attempt}"
-        child = store_store.make_child(item, name)
+        child = item / name
+        child.store.make_directory(child)
         value = zarr3.encode_chunk(np.full(chunk, index, "f4"), chunk, storage)
         items = ((zarr3.chunk_key(store, (index, 0)), value) for store in stores)
-        numbered = not isinstance(child, Path)
-        store = ocdbt.create_store(child, ts.Context(), fsync=False, numbered=numbered)
-        ocdbt.write_all(store, items, Options().buffer_bytes)
+        store = ocdbt.create_store(child, ts.Context(), numbered=not child.store.can.rewrites)
+        ocdbt.write_all(store, items, options.buffer_bytes)
         files = {f"{name}/{file}": found.size for file, found in writing.files_of(child).items()}
         part = ProcessManifest([TreeManifest(digest, {}, files, is_written=True)], {}, {}).to_json()
         message = orjson.dumps(begun | {"value": part}).decode()
@@ -143,8 +142,8 @@ def write_others(told: tuple[Any, ...], processes: int, leaves: int) -> int:
 def lead(url: str, processes: int, leaves: int) -> Point:
     """What process 0 of so many does for a save of so many leaves."""
     options = Options(chunk_bytes=4 * FLOATS)
-    final, attempt = store_store.locate(url, options), layout.new_attempt()
-    store_store.prepare(final.parent, options)
+    final, attempt = locate(url, options), layout.new_attempt()
+    final.store.prepare(final.parent)
     plan, directory = _plan(processes, leaves, 0), final.parent / f"notes-{uuid.uuid4().hex}"
     described = CheckpointMetadata(attempt, 0, 0, {}, {})
     found: dict[str, Any] = {}
@@ -154,7 +153,7 @@ def lead(url: str, processes: int, leaves: int) -> Point:
         told = (checkpoint, str(directory), prefix, attempt, writing.digest(plan), begun)
         found["message_bytes"] = process.call(write_others, told, processes, leaves)
 
-    key_values = _SimulatedProcesses(store_store.kvstore(directory), others)
+    key_values = _SimulatedProcesses(directory.store.kvstore(directory), others)
     collective = ProcessGroup(0, processes, key_values, 600.0).collective(f"saving {final}")
     job = PreparedSave(WholeTree(layout.ITEM, plan), final, described, False, options)
     before = requests()
@@ -168,14 +167,14 @@ def lead(url: str, processes: int, leaves: int) -> Point:
 def sizes(final: Location) -> Point:
     """The sizes of what process 0 wrote."""
     item = final / layout.ITEM
-    names = store_store.files(item)
+    names = item.store.names(item)
     nodes = [name for name in names if name.startswith("d/")]
-    read = {name: len(store_store.read_file(item / name, 1 << 34)) for name in nodes}
+    read = {name: len((item / name).read()) for name in nodes}
     return {
         "files": len(names),
         "node_bytes": sum(read.values()),
-        "manifest_bytes": len(store_store.read_file(item / layout.MANIFEST, 1 << 30)),
-        "metadata_bytes": len(store_store.read_file(item / layout.TREE_METADATA, 1 << 30)),
+        "manifest_bytes": len((item / layout.MANIFEST).read()),
+        "metadata_bytes": len((item / layout.TREE_METADATA).read()),
     }
 
 
@@ -188,7 +187,7 @@ def read(url: str) -> Point:
 
     def look() -> None:
         began = time.perf_counter()
-        found["index"] = read_index(store_store.locate(url, Options()) / layout.ITEM)
+        found["index"] = read_index(locate(url, Options()) / layout.ITEM)
         found["seconds"] = time.perf_counter() - began
 
     memory = peak.growth(look)

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import io
 import math
 import os
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import jax
 import numpy as np
 import orjson
 
 from flaxckpt.arguments import checked
-from flaxckpt.errors import DirectoryError, StepExistsError, UnsupportedLeafError
+from flaxckpt.errors import DirectoryError, UnsupportedLeafError
 from flaxckpt.formats import reading, safetensors
 from flaxckpt.formats.opening import open_source
 from flaxckpt.formats.safetensors import CODES, INDEX_SUFFIX, METADATA, SUFFIX, TensorEntry
@@ -32,12 +30,14 @@ from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of, reg
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.source.chunk_reads import ArrayRead, read_each
 from flaxckpt.source.leaf import Leaf
-from flaxckpt.store import layout, local, store
-from flaxckpt.store.bucket import BucketPath
-from flaxckpt.store.store import Location, PathLike, locate
+from flaxckpt.store.locate import locate
+from flaxckpt.store.store import Location, NewFiles, already_there
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.keypaths import parse_name
 from flaxckpt.tree.structure import flatten
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # What a tensor is called: a function of the dotted key path, or a mapping from it.
 Renaming = Callable[[str], str | None] | Mapping[str, str | None] | None
@@ -46,7 +46,7 @@ Renaming = Callable[[str], str | None] | Mapping[str, str | None] | None
 @checked(options=Options)
 def export(
     tree_or_path: Any,
-    path: PathLike,
+    path: epath.PathLike,
     *,
     rename: Renaming = None,
     dtype: Any = None,
@@ -99,7 +99,7 @@ def export(
     """
     final = _file(path, options)
     _check(max_shard_bytes, metadata)
-    is_path = isinstance(tree_or_path, str | os.PathLike | BucketPath)
+    is_path = isinstance(tree_or_path, str | os.PathLike)
     source = open_source(tree_or_path, options) if is_path else None
     limit = options.buffer_bytes // PARTS
     leaves = leaves_of(tree_or_path, limit) if source is None else source.leaves
@@ -109,7 +109,7 @@ def export(
     if len(shards) > 1:
         names.append(index_of(final))
     _check_source(source, final)
-    with writing(final, names, options, overwrite=overwrite) as files:
+    with writing(final, names, overwrite=overwrite) as files:
         with contextlib.nullcontext() if source is None else source.unchanged():
             for shard in shards:
                 _write(files, shard, limit)
@@ -130,7 +130,7 @@ class _Shard(NamedTuple):
         return self.tensors[-1][0].end if self.tensors else 0
 
 
-def _file(path: PathLike, options: Options) -> Location:
+def _file(path: epath.PathLike, options: Options) -> Location:
     """The file to write."""
     final = locate(path, options)
     if not final.name.endswith(SUFFIX) or final.name == SUFFIX:
@@ -148,7 +148,7 @@ def _check(max_shard_bytes: int | None, metadata: Mapping[str, str] | None) -> N
 
 def _check_source(source: Source | None, final: Location) -> None:
     """Refuses to write objects into the place of those that are read meanwhile."""
-    if source is not None and isinstance(final, BucketPath):
+    if source is not None and not final.store.can.directories:
         places = (final, final.parent, final.parent / index_of(final))
         if str(source.path) in map(str, places):
             raise ValueError(f"{final} cannot be exported to its own place in a bucket.")
@@ -205,7 +205,7 @@ def _shard(
     return _Shard(name, header, [(entry, by_name[entry.name]) for entry in placed])
 
 
-def _write(files: ExportedFiles, shard: _Shard, limit: int) -> None:
+def _write(files: NewFiles, shard: _Shard, limit: int) -> None:
     """Writes one file."""
     start = len(shard.header)
     places = {tensor.name: start + entry.start for entry, tensor in shard.tensors}
@@ -227,7 +227,7 @@ def _runs(block: TensorBlock) -> list[tuple[int, memoryview]]:
     return result
 
 
-def _write_index(files: ExportedFiles, name: str, shards: Sequence[_Shard]) -> None:
+def _write_index(files: NewFiles, name: str, shards: Sequence[_Shard]) -> None:
     """Writes the index of several files."""
     data = {
         "metadata": {"total_size": sum(shard.data_bytes for shard in shards)},
@@ -456,43 +456,29 @@ def _part(data: jax.Array, index: tuple[slice, ...], limit: int) -> np.ndarray:
 # bucket has no renames: the objects are written in that order, each at once.
 
 
-# Writes bytes at an offset of a file.
-Write = Callable[[int, memoryview], None]
-
-
-class ExportedFiles(Protocol):
-    """Where exported files go."""
-
-    def file(self, name: str, size: int) -> AbstractContextManager[Write]:
-        """A file of `size` bytes, all of which are written in the block."""
-
-
 def writing(
-    final: Location, names: Sequence[str], options: Options, *, overwrite: bool
-) -> AbstractContextManager[ExportedFiles]:
+    final: Location, names: Sequence[str], *, overwrite: bool
+) -> AbstractContextManager[NewFiles]:
     """Where to write files next to `final`; they are there when the block ends without an error.
 
     Args:
       final: the file that was asked for.
       names: of the files, in the order in which they shall appear.
-      options: whether to wait for the disk.
       overwrite: whether what is there, of any number of files, is replaced.
 
     Raises:
       StepExistsError: when there is something and `overwrite` is not set.
       DirectoryError: when there is a directory, or the parent cannot be written.
     """
-    if isinstance(final, Path):
-        if final.is_dir():
+    if final.store.can.directories:
+        if (found := final.store.stat(final)) is not None and found.is_directory:
             raise DirectoryError(f"{final} is a directory. Export to a file in it, or next to it.")
-        store.prepare(final.parent, options)
-        local.remove_abandoned(final.parent, final.name, claims=False)
+        final.store.prepare(final.parent)
+        final.store.take_over(final.parent, final.name)
     old = _existing(final)
     if old and not overwrite:
-        raise _exists(final.parent / old[0])
-    if isinstance(final, BucketPath):
-        return _to_bucket(final, names, old)
-    return _to_directory(final, names, old, options)
+        raise already_there(final.parent / old[0])
+    return final.store.new_files(final, names, old, index_of(final))
 
 
 def index_of(final: Location) -> str:
@@ -504,116 +490,5 @@ def _existing(final: Location) -> list[str]:
     """The names of the files of an earlier export to `final`: the index first."""
     stem = final.name.removesuffix(SUFFIX)
     ours = re.compile(rf"{re.escape(stem)}(-\d{{5}}-of-\d{{5}})?{re.escape(SUFFIX)}")
-    names = reading.children(final.parent)
+    names = final.parent.children()
     return [n for n in names if n == index_of(final)] + [n for n in names if ours.fullmatch(n)]
-
-
-def _exists(path: Location) -> StepExistsError:
-    """The error for a file that is there."""
-    return StepExistsError(f"there is {path} already. Pass overwrite=True to replace it.")
-
-
-@contextlib.contextmanager
-def _to_directory(
-    final: Path, names: Sequence[str], old: Sequence[str], options: Options
-) -> Iterator[ExportedFiles]:
-    """As `writing`, for the files `names` in the place of `old`."""
-    temporary = final.with_name(layout.temporary_name(final.name, layout.new_attempt()))
-    with contextlib.ExitStack() as stack:
-        # As in `commit`: `remove_abandoned` sees it only once it is locked.
-        with local.lock(final.parent, shared=True):
-            temporary.mkdir()
-            stack.callback(local.remove_tree, temporary)
-            stack.enter_context(local.lock(temporary, shared=True))
-        yield _Directory(temporary, options.fsync)
-        _publish(temporary, final, names, old)
-        if options.fsync:
-            local.fsync_path(final.parent)
-
-
-class _Directory:
-    """Files in a directory."""
-
-    def __init__(self, path: Path, fsync: bool):
-        self._path, self._fsync = path, fsync
-
-    @contextlib.contextmanager
-    def file(self, name: str, size: int) -> Iterator[Write]:
-        """A new file."""
-        del size
-        with open(self._path / name, "xb", buffering=0) as file:
-
-            def write(offset: int, data: memoryview) -> None:
-                while data:  # a system call writes at most 2 GiB, and may write less
-                    count = os.pwrite(file.fileno(), data, offset)
-                    data, offset = data[count:], offset + count
-
-            yield write
-            if self._fsync:
-                os.fsync(file.fileno())
-
-
-def _publish(temporary: Path, final: Path, names: Sequence[str], old: Sequence[str]) -> None:
-    """Moves the files to their place, and removes what was there instead of them."""
-    if len(names) > 1 and index_of(final) in old:
-        # Files of two exports may have the same names: the old index must not name new ones.
-        (final.parent / index_of(final)).unlink()
-    with contextlib.ExitStack() as undo:
-        for name in names:
-            if name in old:
-                os.replace(temporary / name, final.parent / name)
-            else:
-                _move(temporary / name, final.parent / name)
-                undo.callback((final.parent / name).unlink)
-        undo.pop_all()
-    for name in set(old) - set(names):
-        (final.parent / name).unlink(missing_ok=True)
-
-
-def _move(source: Path, target: Path) -> None:
-    """Renames a file to a name that nobody else may have taken meanwhile."""
-    try:
-        os.link(source, target)
-    except FileExistsError:
-        raise _exists(target) from None
-    except OSError:  # there are file systems without links
-        os.rename(source, target)
-
-
-@contextlib.contextmanager
-def _to_bucket(
-    final: BucketPath, names: Sequence[str], old: Sequence[str]
-) -> Iterator[ExportedFiles]:
-    """As `writing`, for the objects `names` in the place of `old`."""
-    if len(names) > 1 and index_of(final) in old:
-        (final.parent / index_of(final)).delete()
-    with contextlib.ExitStack() as undo:
-        yield _Objects(final.parent, old, undo)
-        undo.pop_all()
-    for name in set(old) - set(names):
-        (final.parent / name).delete()
-
-
-class _Objects:
-    """Objects next to each other, which `undo` removes."""
-
-    def __init__(self, parent: BucketPath, old: Sequence[str], undo: contextlib.ExitStack):
-        self._parent, self._old, self._undo = parent, old, undo
-
-    @contextlib.contextmanager
-    def file(self, name: str, size: int) -> Iterator[Write]:
-        """An object, which is in memory until all of it is there."""
-        memory = io.BytesIO()
-        memory.truncate(size)
-
-        def write(offset: int, data: memoryview) -> None:
-            memory.seek(offset)
-            memory.write(data)
-
-        yield write
-        path = self._parent / name
-        if name in self._old:
-            path.write(memory.getvalue())
-        elif not path.create(memory.getvalue()):
-            raise _exists(path)
-        self._undo.callback(path.delete)

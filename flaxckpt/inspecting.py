@@ -6,7 +6,6 @@ import dataclasses
 import datetime
 import html
 from collections.abc import Callable, Collection, Container, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import crc32c
@@ -30,9 +29,9 @@ from flaxckpt.source.checkpoint import (
 )
 from flaxckpt.source.chunk_reads import ArrayRead, check_arrays
 from flaxckpt.source.leaf import Leaf
-from flaxckpt.store import layout, ocdbt, store, zarr3
+from flaxckpt.store import layout, ocdbt, zarr3
 from flaxckpt.store.ocdbt import Place, check_versions, read_index
-from flaxckpt.store.store import Location, PathLike
+from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node, named_nodes
 
 # One checkpoint as an object that prints as a table, without reading an array.
@@ -120,7 +119,7 @@ class CheckpointInfo:
 
 
 @checked(options=Options)
-def inspect(path: PathLike, *, options: Options = Options()) -> CheckpointInfo:
+def inspect(path: epath.PathLike, *, options: Options = Options()) -> CheckpointInfo:
     """Describes the checkpoint at `path`, of any format. No array is read.
 
     Args:
@@ -414,7 +413,7 @@ class LazyCheckpoint(Mapping[str, Leaf]):
 
 
 @checked(options=Options)
-def lazy(path: PathLike, *, options: Options = Options()) -> LazyCheckpoint:
+def lazy(path: epath.PathLike, *, options: Options = Options()) -> LazyCheckpoint:
     """Opens the checkpoint at `path`, of any format, without reading an array.
 
     Args:
@@ -461,7 +460,7 @@ class VerifyReport:
 
 @checked(options=Options)
 def verify(
-    path: PathLike,
+    path: epath.PathLike,
     *,
     strict: bool = False,
     options: Options = Options(),
@@ -517,12 +516,12 @@ def _check_files(
     checkpoint: Checkpoint, trees: Sequence[Checkpoint], unreadable: Container[str]
 ) -> Iterator[str]:
     """What is wrong with the files beside the metadata; not of items that are `unreadable`."""
-    path, found = checkpoint.path, set(store.files(checkpoint.path))
+    path, found = checkpoint.path, set(checkpoint.path.store.names(checkpoint.path))
     items = checkpoint.described.items.items()
     expected = {f"{t.directory}/{name}": file for t in trees for name, file in t.tree.files.items()}
     expected |= {f"{item}/{n}": file for item, record in items for n, file in record.files.items()}
     known = {f"{t.directory}/{layout.TREE_METADATA}" for t in trees} | layout.CHECKPOINT_ENTRIES
-    if not isinstance(path, Path):  # of a bucket's data files nothing is known but their names
+    if not path.store.can.sizes:  # of a bucket's data files nothing is known but their names
         known |= {name for name in found if any(_is_database(name, t.directory) for t in trees)}
     for name in sorted(found - known - expected.keys()):
         if name.split("/")[0] not in unreadable:
@@ -549,12 +548,13 @@ def _check_tree(tree: Checkpoint, ahead: int, progress: Callable[[int], None]) -
 
 def _file_problem(path: Location, file: SavedFile) -> str | None:
     """What is wrong with a file that is there."""
-    if isinstance(path, Path) and (size := path.stat().st_size) != file.size:
-        return f"has {size} bytes instead of {file.size}"
+    found = path.store.stat(path)
+    if found is not None and found.size not in (None, file.size):
+        return f"has {found.size} bytes instead of {file.size}"
     if file.crc32c is None:
         return None
-    data = path.read_bytes() if isinstance(path, Path) else path.read() or b""
-    return None if crc32c.crc32c(data) == file.crc32c else "does not match its checksum"
+    same = crc32c.crc32c(path.read()) == file.crc32c
+    return None if same else "does not match its checksum"
 
 
 def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:

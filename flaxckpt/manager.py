@@ -36,10 +36,8 @@ from flaxckpt.run.writer import Writer, log_removed
 from flaxckpt.saving.save import SaveRequest
 from flaxckpt.sharding.abstract import InitialState
 from flaxckpt.sharding.specs import Rules, Specs
-from flaxckpt.store import local as store_local
-from flaxckpt.store import store
-from flaxckpt.store.bucket import BucketPath
-from flaxckpt.store.store import PathLike, locate
+from flaxckpt.store.key_values import storage_key_values
+from flaxckpt.store.locate import locate, locate_on_disk
 from flaxckpt.tree import nnx_objects
 
 logger = logging.getLogger("flaxckpt")
@@ -111,10 +109,11 @@ class CheckpointManager:
         """
         if if_busy not in ("wait", "skip"):
             raise ValueError(f'if_busy must be "wait" or "skip", got {if_busy!r}')
-        self.directory = locate(directory, options)
+        location = locate(directory, options)
+        self.directory = epath.Path(location)
         self.report: RestoreReport | None = None
         self.items: dict[str, Any] = {}
-        self._run = Run(self.directory, fsync=options.fsync)
+        self._run = Run(location)
         self._keep, self._clock = keep, clock
         self._skip_if_busy, self._read_only, self._options = if_busy == "skip", read_only, options
         self._pacer = Pacer(save_every or Every(steps=1))
@@ -128,10 +127,10 @@ class CheckpointManager:
         self._is_asked_to_end = self.preempted = False
         self._local_directory, self._local_every, self._async = local, local_every, async_
         self._tier: LocalTier | None = None
-        if not read_only and not isinstance(self.directory, BucketPath):
+        if not read_only and location.store.can.locks:
             # A bucket that cannot be used is found out by the first request.
-            store.prepare(self.directory, options)
-            log_removed(store.remove_abandoned(self.directory, options))
+            location.store.prepare(location)
+            log_removed(location.store.take_over(location))
 
     # Saving
 
@@ -210,7 +209,7 @@ class CheckpointManager:
         if exists and not damaged:
             logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
-        if damaged and not store.is_replaceable(self._run.path(step), self._options):
+        if damaged and not self._run.directory.store.can.atomic_rename:
             # It is of no use.
             broadcast(f"deleting step {step}", lambda: self._run.delete(step))
         self._save(step, dataclasses.replace(request, overwrite=damaged))
@@ -339,7 +338,7 @@ class CheckpointManager:
         specs: Specs | None = None,
         on_corrupt: OnCorrupt = "raise",
         items: Mapping[str, Any] | None = None,
-        init_from: PathLike | None = None,
+        init_from: epath.PathLike | None = None,
         **how: Unpack[RestoreArguments],
     ) -> T:
         """The newest step, or when there is none `init_fn(*args)`, straight onto the mesh.
@@ -543,13 +542,13 @@ class CheckpointManager:
     @functools.cached_property
     def _group(self) -> ProcessGroup:
         """The processes of the job, who all save and restore together."""
-        key_values = functools.partial(store.key_values, self.directory)
+        key_values = functools.partial(storage_key_values, self._run.directory)
         return multihost.process_group(self._options.timeout_secs, key_values)
 
     def _local_tier(self) -> LocalTier | None:
         """The tier on the host's own disk, if there is to be one."""
         if self._tier is None and self._local_directory is not None:
-            path, every = store_local.local_path(self._local_directory), self._local_every
+            path, every = locate_on_disk(self._local_directory, self._options), self._local_every
             self._tier = open_tier(path, every, self._group, self._options, async_=self._async)
         return self._tier
 

@@ -5,21 +5,12 @@ from __future__ import annotations
 import dataclasses
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from flaxckpt.arguments import check_count, check_positive, check_type
-from flaxckpt.errors import DirectoryError
 
-# How object stores are reached: the settings, and what TensorStore makes of them.
-#
 # https://google.github.io/tensorstore/kvstore/s3/index.html
 # https://google.github.io/tensorstore/kvstore/gcs/index.html
-
-
-# Without a number TensorStore repeats a request 32 times, which takes a quarter of an hour.
-FIRST_DELAY, LONGEST_DELAY = "500ms", "8s"
 _CREDENTIALS = re.compile(r"environment|anonymous|profile:.+")
-_URL = re.compile(r"(s3|gs)://([^/]+)/?(.*)")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -68,66 +59,6 @@ class ObjectStore:
                 "ObjectStore.retries must not be negative, and timeout_secs positive, got "
                 f"{self.retries} and {self.timeout_secs}"
             )
-
-
-def is_url(path: str) -> bool:
-    """Whether `path` is the URL of something in an object store."""
-    return _URL.fullmatch(path) is not None
-
-
-def split_url(url: str) -> tuple[str, str, str]:
-    """The scheme, the bucket and the key of a URL.
-
-    Raises:
-      DirectoryError: when it is none, or its key has empty, `.` or `..` parts.
-
-    Example:
-      >>> split_url("s3://bucket/runs/mnist")
-      ('s3', 'bucket', 'runs/mnist')
-    """
-    found = _URL.fullmatch(url)
-    key = found[3].rstrip("/") if found else ""
-    if found is None or (key and {"", ".", ".."} & set(key.split("/"))):
-        raise DirectoryError(f"{url} is no URL of an object store. Give s3://bucket/path.")
-    return found[1], found[2], key
-
-
-def driver_spec(scheme: str, bucket: str, settings: ObjectStore) -> dict[str, Any]:
-    """What TensorStore opens.
-
-    Raises:
-      DirectoryError: when the store has no such setting.
-    """
-    if scheme == "s3":
-        spec: dict[str, Any] = {"driver": "s3", "bucket": bucket, "use_conditional_write": True}
-        if settings.endpoint is not None:
-            spec["endpoint"] = settings.endpoint
-        if settings.region is not None:
-            spec["aws_region"] = settings.region
-        return spec
-    if (settings.endpoint, settings.region, settings.credentials) != (None, None, None):
-        raise DirectoryError(
-            f"gs://{bucket} takes no endpoint, region or credentials in Options(storage=...): they "
-            "come from the environment (TENSORSTORE_GCS_HTTP_URL, Google's default credentials). "
-            "Set them there."
-        )
-    return {"driver": "gcs", "bucket": bucket}
-
-
-def context_spec(scheme: str, settings: ObjectStore) -> dict[str, Any]:
-    """What all that is opened in one store shares."""
-    retries = {
-        "max_retries": settings.retries,
-        "initial_delay": FIRST_DELAY,
-        "max_delay": LONGEST_DELAY,
-    }
-    if scheme == "gs":
-        return {"gcs_request_retries": retries}
-    spec: dict[str, Any] = {"s3_request_retries": retries}
-    if settings.credentials is not None:
-        kind, _, profile = settings.credentials.partition(":")
-        spec["aws_credentials"] = {"type": kind} | ({"profile": profile} if profile else {})
-    return spec
 
 
 # The settings of a save or a restore, in one place.

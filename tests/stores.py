@@ -10,6 +10,7 @@ import tensorstore as ts
 import flaxckpt
 from flaxckpt import ObjectStore, Options
 from flaxckpt.store import layout
+from flaxckpt.store.locate import locate
 from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 
@@ -17,6 +18,11 @@ BUCKETS = ["s3", "gcs"]
 ALL = ["disk", *BUCKETS]
 
 _CHILD = re.compile(rf"(.+)/{layout.ITEM}/{layout.CHILD}\d+-([0-9a-f]+)/.*")
+
+
+def at(path, **settings):
+    """The location of `path` on this machine, for functions that get no path of the user's."""
+    return locate(path, Options(**settings))
 
 
 class Disk:

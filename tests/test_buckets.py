@@ -17,7 +17,7 @@ import pytest
 import flaxckpt
 from flaxckpt import CheckpointManager, Keep, ObjectStore, Options, errors
 from flaxckpt.store import layout, ocdbt
-from flaxckpt.store.bucket import BucketPath
+from flaxckpt.store.bucket import BucketStore
 from flaxckpt.testing import differences
 from tests import stores
 
@@ -230,11 +230,11 @@ def test_a_create_whose_answer_is_lost_is_recognised(name, store, run):
 
 
 def test_a_store_that_ignores_conditions_is_refused(store, run):
-    def write(self, data, generation):
-        self.bucket.result(self.bucket.kvstore("").write(self.key, data))
+    def write(self, at, data, generation):
+        self._put(at, data)
         return True
 
-    with mock.patch.object(BucketPath, "_write", write):
+    with mock.patch.object(BucketStore, "_write_if", write):
         with manager(store, run) as ckpt:
             with pytest.raises(errors.DirectoryError, match="ignores conditional writes"):
                 ckpt.save(1, state(1))

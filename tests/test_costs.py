@@ -14,6 +14,7 @@ from flaxckpt.metadata.step_metadata import MAX_PAST
 from flaxckpt.run import run as history_module
 from flaxckpt.run import writer as writer_module
 from flaxckpt.run.run import Run, history
+from tests.stores import at
 
 STATE = {"w": jnp.arange(1000.0)}
 LINE = re.compile(
@@ -103,7 +104,7 @@ def test_the_monitoring_of_jax_hears_of_it(tmp_path):
 
 
 def saves(run):
-    return history(Run(run, fsync=False))
+    return history(Run(at(run)))
 
 
 def test_a_run_remembers_the_saves_whose_steps_are_gone(tmp_path):

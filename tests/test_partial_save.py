@@ -26,7 +26,7 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import Options, PartialSave, errors
 from flaxckpt.store import local, ocdbt
-from flaxckpt.store import store as store_store
+from flaxckpt.store.local import LocalStore
 from tests import stores
 from tests.durability import disks
 from tests.processes import run, run_fresh, start
@@ -442,12 +442,12 @@ def test_a_failure_in_the_background_is_raised_by_the_next_part(monkeypatch, tmp
 
 @pytest.mark.parametrize("broken", ["_METADATA", "_CHECKPOINT_METADATA"])
 def test_a_failure_after_the_last_part_is_raised_at_the_end(broken, monkeypatch, tmp_path):
-    real = store_store.write_file
+    real = LocalStore.create
 
-    def write(path, data, **how):
-        (full if path.name == broken else real)(path, data, **how)
+    def create(self, at, data):
+        return (full if at.name == broken else real)(self, at, data)
 
-    monkeypatch.setattr(store_store, "write_file", write)
+    monkeypatch.setattr(LocalStore, "create", create)
     (tmp_path / "here").mkdir()
     saving = PartialSave(tmp_path / "here/x", options=FAST).__enter__()
     saving.add({"a": np.ones(3)})

@@ -20,7 +20,7 @@ from flaxckpt.saving.save import PartialSave
 from flaxckpt.sharding.chunks import whole
 from flaxckpt.source.checkpoint import Checkpoint, Source
 from flaxckpt.source.leaf import Leaf
-from flaxckpt.store.store import locate
+from flaxckpt.store.locate import locate
 from flaxckpt.tree.keypaths import parse_name
 from flaxckpt.tree.node import named_nodes
 from flaxckpt.tree.rebuild import build

@@ -5,11 +5,8 @@ from __future__ import annotations
 import argparse
 import concurrent.futures
 import dataclasses
-import errno
 import functools
-import os
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any
 
 import crc32c
@@ -29,16 +26,13 @@ from flaxckpt.metadata.step_metadata import ItemRecord
 from flaxckpt.options import Options
 from flaxckpt.saving.save import admit
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint, open_item
-from flaxckpt.store import layout, store
-from flaxckpt.store.store import Location, write_file
+from flaxckpt.store import layout
+from flaxckpt.store.store import Location
 
 # Copying one file, between disks and buckets, and making sure that the copy is one.
 
 
-BLOCK_BYTES = 8 << 20
-
-
-def copy_file(source: Location, target: Location, *, fsync: bool) -> int:
+def copy_file(source: Location, target: Location) -> int:
     """Copies a file to where there is none, and reads the copy; returns its size.
 
     An object is on the host as a whole. (Those of flaxckpt have some 256 MiB at the most.)
@@ -47,53 +41,24 @@ def copy_file(source: Location, target: Location, *, fsync: bool) -> int:
       FileNotFoundError: when there is no such file.
       CorruptCheckpointError: when what is read from the copy is something else.
     """
-    if isinstance(target, Path):
-        nbytes, checksum = _to_disk(source, target, fsync)
-    else:
-        nbytes, checksum = _to_bucket(source, target)
+    target.store.make_directory(target.parent)
+    nbytes = checksum = 0
+
+    def counted() -> Iterator[bytes]:
+        nonlocal nbytes, checksum
+        for block in source.store.blocks(source):
+            nbytes, checksum = nbytes + len(block), crc32c.crc32c(block, checksum)
+            yield block
+
+    target.store.create_from(target, counted())
     found = 0
-    for block in _blocks(target):
+    for block in target.store.blocks(target):
         found = crc32c.crc32c(block, found)
     if found != checksum:
         raise CorruptCheckpointError(
             f"what is read from the copy {target} is not what was written. Try again."
         )
     return nbytes
-
-
-def _to_disk(source: Location, target: Path, fsync: bool) -> tuple[int, int]:
-    """Writes a file; returns its size and its checksum."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    nbytes = checksum = 0
-    with open(target, "xb") as file:
-        for block in _blocks(source):
-            file.write(block)
-            nbytes, checksum = nbytes + len(block), crc32c.crc32c(block, checksum)
-        if fsync:
-            file.flush()
-            os.fsync(file.fileno())
-    return nbytes, checksum
-
-
-def _to_bucket(source: Location, target: Location) -> tuple[int, int]:
-    """Writes an object; returns its size and its checksum."""
-    data = b"".join(_blocks(source))
-    write_file(target, data, fsync=True)
-    return len(data), crc32c.crc32c(data)
-
-
-def _blocks(path: Location) -> Iterator[bytes]:
-    """The bytes of a file."""
-    if not isinstance(path, Path):
-        data = path.read()
-        if data is None:
-            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-        yield data
-        return
-    # A checkpoint has no links, and what one leads to is none of it.
-    with open(os.open(path, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
-        while block := file.read(BLOCK_BYTES):
-            yield block
 
 
 # Copying a committed checkpoint: its files, and a commit like that of a save.
@@ -138,11 +103,11 @@ def copy_checkpoint(
     admit(final, overwrite, options)
     verify(source, strict=True, options=options)
     attempt = checkpoint.described.attempt
-    committing = store.committing(final, attempt, options, overwrite=overwrite)
-    with store.reached(final), committing as directory, checkpoint.unchanged():
-        _copy(checkpoint, directory, options, advance)
+    committing = final.store.commit(final, attempt, overwrite=overwrite)
+    with final.store.reached(), committing as directory, checkpoint.unchanged():
+        _copy(checkpoint, directory, advance)
     if with_pin and (checkpoint.path / layout.PINNED).exists():
-        store.set_flag(final / layout.PINNED, True, fsync=options.fsync)
+        final.store.set_flag(final / layout.PINNED, present=True)
     return True
 
 
@@ -164,29 +129,29 @@ def _is_there(checkpoint: Checkpoint, final: Location) -> bool:
         return False
 
 
-def _copy(checkpoint: Checkpoint, directory: Location, options: Options, advance: Advance) -> None:
+def _copy(checkpoint: Checkpoint, directory: Location, advance: Advance) -> None:
     """Writes all of a copy but what the commit writes."""
-    names = [n for n in store.files(checkpoint.path) if n not in _NOT_COPIED]
+    names = [n for n in checkpoint.path.store.names(checkpoint.path) if n not in _NOT_COPIED]
     trees = dict(_trees(checkpoint))
-    is_other = isinstance(directory, Path) != isinstance(checkpoint.path, Path)
+    is_other = directory.store.can.sizes != checkpoint.path.store.can.sizes
     metadata = {f"{tree}/{layout.TREE_METADATA}" for tree in trees} | {layout.CHECKPOINT_METADATA}
     rewritten = metadata if is_other else set[str]()
     if is_other:
-        _write_described(checkpoint, directory, options)
+        _write_described(checkpoint, directory)
     first = [n for n in (layout.CHECKPOINT_METADATA,) if n not in rewritten]
     rest = [n for n in names if n not in rewritten and n not in first]
-    copy = functools.partial(_copy_one, checkpoint.path, directory, options.fsync, advance)
+    copy = functools.partial(_copy_one, checkpoint.path, directory, advance)
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         list(map(copy, first))
         list(pool.map(copy, rest))
     for tree, opened in trees.items():
         if is_other:
-            _write_tree(opened, directory / tree, [_below(n, tree) for n in names], options)
+            _write_tree(opened, directory / tree, [_below(n, tree) for n in names])
 
 
-def _copy_one(source: Location, target: Location, fsync: bool, advance: Advance, name: str) -> None:
+def _copy_one(source: Location, target: Location, advance: Advance, name: str) -> None:
     """Copies one file."""
-    advance(copy_file(source / name, target / name, fsync=fsync))
+    advance(copy_file(source / name, target / name))
 
 
 def _below(name: str, directory: str) -> str:
@@ -204,26 +169,26 @@ def _trees(checkpoint: Checkpoint) -> Iterator[tuple[str, Checkpoint]]:
             yield opened.directory, opened
 
 
-def _write_described(checkpoint: Checkpoint, directory: Location, options: Options) -> None:
+def _write_described(checkpoint: Checkpoint, directory: Location) -> None:
     """Writes what is known of a checkpoint, as the other kind of storage has it."""
     described = checkpoint.described
     items = {name: _item(name, item, directory) for name, item in described.items.items()}
     for name, item in items.items():
         if item.files.keys() - described.items[name].files.keys():
-            _write_marker(directory / name, options)
+            _write_marker(directory / name)
     data = step_metadata.encode(dataclasses.replace(described, items=items))
-    _write(directory / layout.CHECKPOINT_METADATA, data, options)
+    _write(directory / layout.CHECKPOINT_METADATA, data)
 
 
 def _item(name: str, item: ItemRecord, directory: Location) -> ItemRecord:
     """The record of an item, which in a bucket has a marker for Orbax."""
     del name
-    has_marker = isinstance(directory, Path) or item.tree == ""  # that of the tree will do
+    has_marker = directory.store.can.sizes or item.tree == ""  # that of the tree will do
     files = {**item.files, **({} if has_marker else {layout.COMMIT_SUCCESS: _MARKER})}
     return dataclasses.replace(item, files=files)
 
 
-def _write_tree(tree: Checkpoint, item: Location, names: list[str], options: Options) -> None:
+def _write_tree(tree: Checkpoint, item: Location, names: list[str]) -> None:
     """Writes the metadata of a tree: a directory's list the files of the database.
 
     In a bucket, Orbax wants a marker, too.
@@ -231,28 +196,27 @@ def _write_tree(tree: Checkpoint, item: Location, names: list[str], options: Opt
     file = tree.item / layout.TREE_METADATA
     data = sealed_json.unseal(read_json_file(file), str(file))
     files = dict(tree.tree.files)
-    if isinstance(item, Path):
-        databases = filter(layout.is_of_database, names)
-        files |= {name: SavedFile((item / name).stat().st_size, None) for name in databases}
+    if item.store.can.sizes:
+        found = {n: item.store.stat(item / n) for n in filter(layout.is_of_database, names)}
+        files |= {n: SavedFile(s.size, None) for n, s in found.items() if s and s.size is not None}
     elif layout.COMMIT_SUCCESS not in files:
-        _write_marker(item, options)
+        _write_marker(item)
         files[layout.COMMIT_SUCCESS] = _MARKER
     ours = data["flaxckpt"]
     del ours["crc32c"]
     ours["files"] = [[name, *found] for name, found in files.items()]
-    _write(item / layout.TREE_METADATA, sealed_json.seal(data), options)
+    _write(item / layout.TREE_METADATA, sealed_json.seal(data))
 
 
-def _write_marker(directory: Location, options: Options) -> None:
+def _write_marker(directory: Location) -> None:
     """Writes what tells Orbax that a part of a checkpoint is all there."""
-    _write(directory / layout.COMMIT_SUCCESS, layout.ITEM_MARKER, options)
+    _write(directory / layout.COMMIT_SUCCESS, layout.ITEM_MARKER)
 
 
-def _write(path: Location, data: bytes, options: Options) -> None:
+def _write(path: Location, data: bytes) -> None:
     """Writes a new file."""
-    if isinstance(path, Path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-    store.write_file(path, data, fsync=options.fsync)
+    path.store.make_directory(path.parent)
+    path.create(data)
 
 
 # `flaxckpt cp A B`: copies a checkpoint, or all steps of a run, between disks and buckets.
@@ -268,7 +232,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace, out: Output) -> int:
     """Copies what is at A to B."""
     from flaxckpt.run.listing import checkpoints_at
-    from flaxckpt.store.store import locate
+    from flaxckpt.store.locate import locate
 
     options = options_of(args)
     source, target = locate(args.a, options), locate(args.b, options)

@@ -11,8 +11,9 @@ from flaxckpt import text
 from flaxckpt.cli.command import FINE, CliError, Column, Output, add_metric, options_of
 
 if TYPE_CHECKING:
-    from flaxckpt.run.listing import Other, Step, Stray
+    from flaxckpt.run.listing import Other, Step
     from flaxckpt.run.run import Run
+    from flaxckpt.store.store import Stray
 
 
 _COLUMNS = (

@@ -15,7 +15,8 @@ from flaxckpt.formats.opening import open_source
 from flaxckpt.inspecting import format_of, verify
 from flaxckpt.options import Options
 from flaxckpt.run.listing import checkpoints_at
-from flaxckpt.store.store import Location, locate
+from flaxckpt.store.locate import locate
+from flaxckpt.store.store import Location
 
 
 @dataclasses.dataclass(frozen=True)

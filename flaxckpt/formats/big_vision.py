@@ -10,14 +10,12 @@ import re
 import zipfile
 import zlib
 from collections.abc import Iterator, Sequence
-from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import reading
 from flaxckpt.formats.reading import damaged
 from flaxckpt.formats.zarr import METADATA, array_names, nested, read_arrays
 from flaxckpt.leaves.dtypes import dtype_name
@@ -44,7 +42,8 @@ def open_npz(file: Location) -> dict[str, Leaf]:
       FileNotFoundError: when there is none.
       CorruptCheckpointError: when it is damaged, or holds Python objects.
     """
-    source = file if isinstance(file, Path) else io.BytesIO(reading.read(file))
+    # To look for the end of it, where its directory is, its size must be known.
+    source = file if file.store.can.sizes else io.BytesIO(file.read())
     with _explained(file):
         archive = zipfile.ZipFile(source)
         members = [info for info in archive.infolist() if info.filename.endswith(_NPY)]
@@ -126,7 +125,7 @@ def detect(path: Location) -> bool:
 
 def _is_directory(path: Location) -> bool:
     """Whether `path` holds arrays by such names; one is looked into."""
-    children = reading.children(path)
+    children = path.children()
     if _DIRECTORY.fullmatch(path.name) is None:
         children = [name for name in children if _SEPARATOR in name]
     return bool(children) and _start(path / children[0] / METADATA, 1) == b"{"
@@ -135,7 +134,7 @@ def _is_directory(path: Location) -> bool:
 def _start(file: Location, length: int) -> bytes:
     """The first bytes of a file; none when there is no such file."""
     try:
-        return reading.read_start(file, length)
+        return file.read(0, length)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return b""
 
@@ -160,7 +159,7 @@ def read(path: Location) -> Any:
 def _last(path: Location) -> Location:
     """The checkpoint that is the last of those called `path`."""
     file = path.parent / (path.name + _LAST)
-    suffix = reading.read(file).decode("utf-8", "replace").strip()
+    suffix = file.read().decode("utf-8", "replace").strip()
     if _SUFFIX.fullmatch(suffix) is None:
         raise damaged(file, f"{suffix[:50]!r} is no suffix of a checkpoint")
     return path.parent / f"{path.name}-{suffix}"

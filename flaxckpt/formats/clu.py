@@ -6,7 +6,7 @@ import re
 from typing import Any
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import flax_msgpack, reading
+from flaxckpt.formats import flax_msgpack
 from flaxckpt.store.store import Location
 
 NAME = "clu"
@@ -23,10 +23,10 @@ def detect(path: Location) -> bool:
     """Whether `path` is such a file, or a directory of such files with the one that names one."""
     if _FILE.fullmatch(path.name):
         return flax_msgpack.detect(path)
-    found = reading.children(path)
+    found = path.children()
     if _POINTER not in found or not any(name.endswith(_SUFFIX) for name in found):
         return False
-    return reading.read_start(path / _POINTER, 21) == b"model_checkpoint_path"
+    return (path / _POINTER).read(0, 21) == b"model_checkpoint_path"
 
 
 def read(path: Location) -> Any:
@@ -40,7 +40,7 @@ def read(path: Location) -> Any:
 
 def _newest(directory: Location) -> Location:
     """The file that the text file in `directory` names."""
-    match = _NEWEST.match(reading.read(directory / _POINTER))
+    match = _NEWEST.match((directory / _POINTER).read())
     if match is None:
         raise CorruptCheckpointError(
             f"{directory / _POINTER} does not name a checkpoint. Restore one of its .flax files."

@@ -6,7 +6,6 @@ import importlib
 from collections.abc import Iterator
 from typing import Any, Protocol, cast
 
-from flaxckpt.formats import reading
 from flaxckpt.store.store import Location
 
 # The modules of this package that read a format each, the more special ones first.
@@ -39,12 +38,11 @@ def readers() -> Iterator[Reader]:
 
 def find_reader(path: Location) -> Reader | None:
     """The reader of the checkpoint at `path`; `None` if no reader knows it."""
-    if not reading.children(path) and not _has_file(path):
+    if not path.is_file() and not path.children() and not _has_file_beside(path):
         return None
     return next((reader for reader in readers() if reader.detect(path)), None)
 
 
-def _has_file(path: Location) -> bool:
-    """Whether there is a file at `path`, or one beside it whose name begins with that of `path`."""
-    beside = [name for name in reading.children(path.parent) if name.startswith(path.name)]
-    return reading.is_file(path) or any(name != path.name for name in beside)
+def _has_file_beside(path: Location) -> bool:
+    """Whether there is a file beside `path` whose name begins with that of `path`."""
+    return any(name.startswith(path.name) for name in path.parent.children())

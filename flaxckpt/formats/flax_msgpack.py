@@ -14,7 +14,7 @@ import msgpack
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import reading
+from flaxckpt.formats.reading import check_depth
 from flaxckpt.formats.zarr import ZarrArray, open_all
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy_array import LazyArray
@@ -50,7 +50,7 @@ def decode(data: bytes, path: str) -> Any:
     """
     try:
         tree = _unpack(data, _MAX_TUPLES)
-        reading.check_depth(tree, _children)
+        check_depth(tree, _children)
     except (ValueError, TypeError, OverflowError, LookupError) as error:
         raise CorruptCheckpointError(
             f"the msgpack file {path} is damaged: {str(error).rstrip('.') or type(error).__name__}"
@@ -214,7 +214,7 @@ def first_key(path: Location) -> tuple[int, str, bytes] | None:
     `None` when there is no such file. An empty dict has the first key ''.
     """
     try:
-        start = reading.read_start(path, _START) if reading.is_file(path) else b""
+        start = path.read(0, _START) if path.is_file() else b""
     except FileNotFoundError:  # a directory, in a bucket
         return None
     if start == msgpack.packb({}):
@@ -240,7 +240,7 @@ def read(path: Location) -> Any:
     Raises:
       CorruptCheckpointError: when it is damaged, or belongs to a checkpoint of Orbax.
     """
-    tree = decode(reading.read(path), str(path))
+    tree = decode(path.read(), str(path))
     opener = functools.partial(_open_all, path)
     return with_arrays(tree, _is_reference, opener)
 
@@ -259,7 +259,7 @@ def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
             f"{path} is only a part of a checkpoint of Orbax. Restore {path.parent}."
         )
     directory = path.parent / f"{path.name}{_ARRAYS}"
-    if str(path).startswith("gs://") and not reading.is_file(directory / _COMMITTED):
+    if str(path).startswith("gs://") and not (directory / _COMMITTED).is_file():
         raise CorruptCheckpointError(
             f"the arrays at {directory} were not written to the end. Restore another step."
         )

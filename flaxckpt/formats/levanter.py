@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import Any
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import reading
 from flaxckpt.formats.reading import Wrong, damaged, member, read_json
 from flaxckpt.formats.zarr import array_names, nested, read_arrays
 from flaxckpt.store.store import Location
@@ -24,7 +23,7 @@ _FIRST_BYTES = 4096
 def detect(path: Location) -> bool:
     """Whether there is a finished checkpoint of levanter at `path`."""
     try:
-        start = reading.read_start(path / _METADATA, _FIRST_BYTES)
+        start = (path / _METADATA).read(0, _FIRST_BYTES)
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     return b'"step"' in start and b'"timestamp"' in start

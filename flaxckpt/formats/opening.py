@@ -7,21 +7,25 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
-from flaxckpt.formats import detect, reading
+from flaxckpt.formats import detect
 from flaxckpt.options import Options
 from flaxckpt.source.checkpoint import NOTHING_KNOWN, Source, open_checkpoint
 from flaxckpt.source.leaf import Leaf, as_leaf
-from flaxckpt.store.store import Location, PathLike, locate
+from flaxckpt.store.locate import locate
+from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # An error that finds no checkpoint looks for some in at most so many members of a directory.
 MAX_LOOKS = 20
 
 
-def open_source(path: PathLike, options: Options) -> Source:
+def open_source(path: epath.PathLike, options: Options) -> Source:
     """Opens the checkpoint at `path`, of flaxckpt or of any format that has a reader.
 
     Raises:
@@ -94,7 +98,7 @@ def _explained(path: Location, format_name: str) -> Iterator[None]:
 
 def _nothing(path: Location, error: str) -> str:
     """The message if no reader knows what is at `path`, nor flaxckpt itself, which says `error`."""
-    children = reading.children(path)
+    children = path.children()
     inside = [c for c in children[-MAX_LOOKS:] if detect.find_reader(path / c) is not None]
     if inside:
         names = ", ".join(inside)

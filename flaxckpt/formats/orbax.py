@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.formats import flax_msgpack, reading, zarr
+from flaxckpt.formats import flax_msgpack, zarr
 from flaxckpt.formats.reading import MAX_TREE_DEPTH, Wrong, damaged, member, parse, read_json
 from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.lazy_array import LazyArray, in_memory
@@ -143,7 +142,7 @@ def read_key_impls(directory: Location, children: Sequence[str]) -> Mapping[str,
       CorruptCheckpointError: when a file is not what Orbax writes.
     """
     impls: dict[str, str] = {}
-    for child in reading.children(directory / ARRAYS) if ARRAYS in children else []:
+    for child in (directory / ARRAYS).children() if ARRAYS in children else []:
         path = directory / ARRAYS / child
         try:
             impls |= _key_impls(read_json(path))
@@ -276,7 +275,7 @@ def _has_aggregate(path: Location, children: Sequence[str]) -> bool:
     if AGGREGATE not in children:
         return False
     try:
-        start = reading.read_start(path / AGGREGATE, 32)
+        start = (path / AGGREGATE).read(0, 32)
     except (FileNotFoundError, IsADirectoryError):  # an array of that name
         return False
     return bool(start) and start[0] in _MSGPACK and not start.startswith(_T5X)
@@ -288,7 +287,7 @@ def read_tree(path: Location) -> Any:
     Raises:
       CorruptCheckpointError: when it is damaged.
     """
-    children = reading.children(path)
+    children = path.children()
     if TREE in children:
         return _read_described(path, children, read_tree_metadata(path))
     if AGGREGATE not in children:
@@ -443,7 +442,7 @@ def _old_strings(path: Location, names: Sequence[str]) -> dict[str, str]:
     for name in names:
         zarr.check_inside(path, name)
         file = path / name / STRINGS
-        if not (file.is_file() if isinstance(file, Path) else file.exists()):
+        if not file.is_file():
             continue
         found = read_json(file)
         if not isinstance(found, dict) or not all(type(s) is str for s in found.values()):
@@ -455,7 +454,7 @@ def _old_strings(path: Location, names: Sequence[str]) -> dict[str, str]:
 def _decode_aggregate(path: Location) -> Any:
     """What is in the msgpack file."""
     file = path / AGGREGATE
-    return flax_msgpack.decode(reading.read(file), str(file))
+    return flax_msgpack.decode(file.read(), str(file))
 
 
 # Leaves
@@ -510,7 +509,7 @@ _OURS = "flaxckpt"
 
 def detect(path: Location) -> bool:
     """Whether `path` is a finished checkpoint of Orbax, or one item of it."""
-    children = reading.children(path)
+    children = path.children()
     if not children or not _is_finished(path, children) or _is_ours(path, children):
         return False
     if is_tree(path, children):
@@ -524,8 +523,7 @@ def _is_finished(path: Location, children: Sequence[str]) -> bool:
     """Whether the save came to its end: by the name, or on GCS by a file."""
     if any(word in name for word in _UNFINISHED for name in (path.name, path.parent.name)):
         return False
-    in_place = not isinstance(path, Path) and path.bucket.url.startswith("gs://")
-    return not in_place or _COMMITTED in children
+    return not str(path).startswith("gs://") or _COMMITTED in children
 
 
 def _is_ours(path: Location, children: Sequence[str]) -> bool:
@@ -537,7 +535,7 @@ def _is_ours(path: Location, children: Sequence[str]) -> bool:
 def _names_us(file: Location) -> bool:
     """Whether a file of metadata has flaxckpt's own member, or had before it was damaged."""
     try:
-        data = reading.read(file)
+        data = file.read()
     except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
         return False
     if f'"{_OURS}":'.encode() not in data:
@@ -550,12 +548,12 @@ def _names_us(file: Location) -> bool:
 
 def _has_tree(path: Location) -> bool:
     """Whether an item of `path` is a tree."""
-    return any(is_tree(path / name, reading.children(path / name)) for name in _items(path))
+    return any(is_tree(path / name, (path / name).children()) for name in _items(path))
 
 
 def _items(path: Location) -> list[str]:
     """The directories in `path` that are items and finished."""
-    found = [name for name in reading.directories(path) if not name.startswith(".")]
+    found = [name for name in path.store.directories(path) if not name.startswith(".")]
     return [name for name in found if not any(word in name for word in _UNFINISHED)]
 
 
@@ -565,7 +563,7 @@ def read(path: Location) -> Any:
     Raises:
       CorruptCheckpointError: when it is damaged.
     """
-    children = reading.children(path)
+    children = path.children()
     if is_tree(path, children):
         return read_tree(path)
     handlers = _handlers(path / _CHECKPOINT) if _CHECKPOINT in children else {}
@@ -615,7 +613,7 @@ def _result(path: Location, items: Mapping[str, Any], names: Sequence[str]) -> A
 
 def _read_item(path: Location, handler: str) -> list[Any]:
     """The item at `path`, as the only element; nothing when it is in a form of its own."""
-    children = reading.children(path)
+    children = path.children()
     if is_tree(path, children):
         tree = read_tree(path)
         return [_only_array(tree) if _is_array(tree, handler, children) else tree]
@@ -644,7 +642,7 @@ def _only_array(tree: Mapping[str, Any]) -> Any:
 def _text(file: Location) -> str:
     """A message in text form, as text: which type it has is not known."""
     try:
-        return reading.read(file).decode()
+        return file.read().decode()
     except UnicodeDecodeError as error:
         raise damaged(file, f"it is not text: {error}") from None
 

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import errno
 import itertools
 import json
-import os
 from collections.abc import Callable, Iterable, Iterator
-from pathlib import Path
 from typing import Any
 
 from flaxckpt.errors import CorruptCheckpointError
@@ -15,74 +12,8 @@ from flaxckpt.metadata.sealed_json import MAX_DEPTH
 from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.store.store import Location
 
-# Looking at files that another library wrote, in a directory or in a bucket.
-
-
 # Deeper than any state: a tree that is built by recursion must not end in a RecursionError.
 MAX_TREE_DEPTH = 128
-
-
-def children(path: Location) -> list[str]:
-    """The names of the files and directories in the directory `path`, sorted."""
-    if isinstance(path, Path):
-        return sorted(child.name for child in path.iterdir()) if path.is_dir() else []
-    return sorted({name.partition("/")[0] for name in path.names()})
-
-
-def directories(path: Location) -> list[str]:
-    """The names of the directories in the directory `path`, sorted; a bucket has no empty ones."""
-    if isinstance(path, Path):
-        return [name for name in children(path) if (path / name).is_dir()]
-    return sorted({name.partition("/")[0] for name in path.names() if "/" in name})
-
-
-def is_file(path: Location) -> bool:
-    """Whether there is a file at `path`."""
-    return path.is_file() if isinstance(path, Path) else path.name in children(path.parent)
-
-
-def read(path: Location) -> bytes:
-    """All of a file.
-
-    Raises:
-      FileNotFoundError: when there is none.
-    """
-    if isinstance(path, Path):
-        return path.read_bytes()
-    return _there(path.read(), path)
-
-
-def read_start(path: Location, length: int) -> bytes:
-    """The first `length` bytes of a file, or all when it has fewer.
-
-    Raises:
-      FileNotFoundError: when there is none.
-    """
-    if not isinstance(path, Path):
-        return _there(path.read(), path)[:length]  # a range must lie within the object
-    with path.open("rb") as file:
-        return file.read(length)
-
-
-def read_range(path: Location, start: int, end: int) -> bytes:
-    """The bytes of a file from `start` to `end`.
-
-    Raises:
-      FileNotFoundError: when there is none.
-    """
-    if not isinstance(path, Path):
-        return _there(path.read(start, end), path)
-    with path.open("rb") as file:
-        file.seek(start)
-        return file.read(end - start)
-
-
-def _there(data: bytes | None, path: Location) -> bytes:
-    """`data`, when there is any."""
-    if data is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    return data
-
 
 # JSON files of other libraries: data that is not trusted, and errors that say what is wrong.
 
@@ -99,7 +30,7 @@ def read_json(path: Location) -> Any:
       CorruptCheckpointError: when it is not JSON.
     """
     try:
-        return parse(read(path))
+        return parse(path.read())
     except Wrong as error:
         raise damaged(path, error) from None
 

@@ -8,7 +8,6 @@ import dataclasses
 import json
 import math
 from collections.abc import Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -237,12 +236,7 @@ def read_bytes(path: Location, start: int, end: int) -> bytes:
       FileNotFoundError: when there is none.
       CorruptCheckpointError: when it has not so many.
     """
-    try:
-        found = reading.read_range(path, start, end)
-    except ValueError as error:  # of a bucket
-        raise CorruptCheckpointError(
-            f"{path} cannot be read: {error}. Get the file again."
-        ) from None
+    found = path.read(start, end)
     if len(found) != end - start:
         raise CorruptCheckpointError(f"{path} ends before byte {end}. Get the file again.")
     return found
@@ -299,7 +293,7 @@ class StoredTensor:
 
     def _read_chunk(self, chunk: Region, parts: Sequence[Region], dtype: np.dtype) -> np.ndarray:
         """A chunk in which what is not in `parts` may be anything."""
-        gap = GAP_BYTES if isinstance(self.path, Path) else BUCKET_GAP_BYTES
+        gap = BUCKET_GAP_BYTES if self.path.store.can.latency else GAP_BYTES
         needed = (run for p in parts for run in reading.runs(p, self.shape, dtype.itemsize, gap))
         (base, _), *_ = reading.runs(
             chunk._replace(shape=(1,) * len(self.shape)), self.shape, dtype.itemsize
@@ -335,7 +329,7 @@ THREADS = 16
 
 def detect(path: Location) -> bool:
     """Whether `path` is a file of the format, an index, or a directory with what is plainly one."""
-    if path.name.endswith((SUFFIX, INDEX_SUFFIX)) and reading.is_file(path):
+    if path.name.endswith((SUFFIX, INDEX_SUFFIX)) and path.is_file():
         return True  # what is wrong with such a file is for `read` to say
     return _has_header(path) or _within(path) is not None
 
@@ -353,19 +347,16 @@ def read(path: Location) -> dict[str, Leaf]:
 
 def _has_header(path: Location) -> bool:
     """Whether there is a file that begins as one of the format does, whatever its name."""
-    if isinstance(path, Path) and not path.is_file():
+    if not path.is_file():
         return False
-    try:
-        start = reading.read_range(path, 0, PREFIX + 1)
-    except (FileNotFoundError, ValueError):  # a bucket has no such object, or a shorter one
-        return False
+    start = path.read(0, PREFIX + 1)
     found = int.from_bytes(start[:PREFIX], "little")
     return start[PREFIX:] == b"{" and found <= MAX_BYTES
 
 
 def _within(path: Location) -> Location | None:
     """The file to read of a directory; `None` when it is none, or there are several to choose."""
-    names = reading.children(path)
+    names = path.children()
     if (single := MODEL + SUFFIX) in names:
         return path / single
     indices = [name for name in names if name.endswith(INDEX_SUFFIX)]
@@ -396,7 +387,7 @@ def read_weight_map(index: Location) -> dict[str, str]:
     Raises:
       CorruptCheckpointError: when there is none, or it leads elsewhere.
     """
-    data = load_object(reading.read(index), str(index))
+    data = load_object(index.read(), str(index))
     where = data.get("weight_map")
     if not isinstance(where, dict):
         raise CorruptCheckpointError(f"{index} has no weight_map. Get the file again.")
@@ -413,7 +404,8 @@ def _read_file(path: Location) -> dict[str, Leaf]:
     """The tensors of one file."""
     length = header_length(read_bytes(path, 0, PREFIX), str(path))
     start = PREFIX + length
-    if isinstance(path, Path) and path.stat().st_size < start:
+    size = _size(path)
+    if size is not None and size < start:
         raise CorruptCheckpointError(f"{path} ends within its header. Get the file again.")
     entries = parse(read_bytes(path, PREFIX, start), str(path))
     _check_end(path, start + max((entry.end for entry in entries), default=0))
@@ -425,10 +417,15 @@ def _read_file(path: Location) -> dict[str, Leaf]:
 
 def _check_end(path: Location, end: int) -> None:
     """Refuses a file that does not end at `end`; an object need only have so many bytes."""
-    if isinstance(path, Path):
-        if (size := path.stat().st_size) != end:
-            raise CorruptCheckpointError(
-                f"{path} has {size} bytes, but its header tells of {end}. Get the file again."
-            )
-    else:  # which has no size that could be asked for
+    if (size := _size(path)) is None:
         read_bytes(path, end - 1, end)
+    elif size != end:
+        raise CorruptCheckpointError(
+            f"{path} has {size} bytes, but its header tells of {end}. Get the file again."
+        )
+
+
+def _size(path: Location) -> int | None:
+    """The size of a file; `None` where that is not known."""
+    found = path.store.stat(path) if path.store.can.sizes else None
+    return None if found is None else found.size

@@ -12,7 +12,7 @@ import msgpack
 import numpy as np
 
 from flaxckpt.errors import CorruptCheckpointError, UnsupportedFormatError
-from flaxckpt.formats import flax_msgpack, reading
+from flaxckpt.formats import flax_msgpack
 from flaxckpt.formats.zarr import ZarrArray, ZarrName, open_all
 from flaxckpt.leaves.lazy_array import DerivedArray, LazyArray
 from flaxckpt.sharding.chunks import Region
@@ -48,7 +48,7 @@ def read(path: Location) -> Any:
       UnsupportedFormatError: when its version is another one.
     """
     directory = _directory(path)
-    found = flax_msgpack.decode(reading.read(directory / _FILE), str(directory / _FILE))
+    found = flax_msgpack.decode((directory / _FILE).read(), str(directory / _FILE))
     if not isinstance(found, dict) or found.keys() != _KEYS:
         raise CorruptCheckpointError(
             f"{directory / _FILE} is not what T5X writes. Restore another step."
@@ -65,7 +65,7 @@ def read(path: Location) -> Any:
 
 def _directory(path: Location) -> Location:
     """The directory of the step; T5X too takes the path of the file in it."""
-    return path.parent if path.name == _FILE and reading.is_file(path) else path
+    return path.parent if path.name == _FILE and path.is_file() else path
 
 
 def _train_state(optimizer: Any, directory: Location) -> dict[str, Any]:

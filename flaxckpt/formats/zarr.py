@@ -22,8 +22,7 @@ from flaxckpt.leaves.lazy_array import nbytes_of
 from flaxckpt.metadata.sealed_json import MAX_AXES, MAX_ELEMENTS
 from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.source.leaf import Leaf, array_leaf
-from flaxckpt.store.bucket import BucketPath
-from flaxckpt.store.store import Location, kvstore, reached, timeout_of
+from flaxckpt.store.store import Location
 
 # Arrays that other libraries keep as zarr v2 or v3, in a directory or in an OCDBT database.
 
@@ -93,7 +92,7 @@ class ZarrArray:
         """
         with explained(self.directory, self.name):
             reading = [self.store[region.slices].read() for region in regions]
-            timeout = timeout_of(self.directory)
+            timeout = self.directory.store.timeout_secs
             found = [np.asarray(future.result(timeout=timeout)) for future in reading]
         return [part.astype(parse_dtype(self.dtype), copy=False) for part in found]
 
@@ -143,9 +142,8 @@ class _Opener:
     ) -> None:
         """Opens the database, if there is one."""
         self._directory = directory
-        parent = directory.bucket.context if isinstance(directory, BucketPath) else None
-        self._context = ts.Context(_CACHE, parent)
-        self._base = kvstore(directory, self._context)
+        self._context = ts.Context(_CACHE, directory.store.context(None))
+        self._base = directory.store.kvstore(directory, self._context)
         if ocdbt:
             self._base = _open_database(directory, self._base, self._context)
         self._spec = {
@@ -180,13 +178,13 @@ class _Opener:
 
     def _result(self, opening: Any) -> ts.TensorStore:
         """What `opening` gives, within the time that a bucket has."""
-        return opening.result(timeout=timeout_of(self._directory))
+        return opening.result(timeout=self._directory.store.timeout_secs)
 
 
 def _open_database(directory: Location, base: ts.KvStore, context: ts.Context) -> ts.KvStore:
     """The OCDBT database that lies in `base`."""
     spec = {"driver": "ocdbt", "base": base.spec().to_json(), "cache_pool": "cache_pool#ocdbt"}
-    return ts.KvStore.open(spec, context=context).result(timeout=timeout_of(directory))
+    return ts.KvStore.open(spec, context=context).result(timeout=directory.store.timeout_secs)
 
 
 def _assumed(metadata: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -220,7 +218,7 @@ def _check_claims(directory: Location, claimed: int) -> None:
     Raises:
       CorruptCheckpointError: when they cannot.
     """
-    if not isinstance(directory, Path):
+    if not directory.store.can.sizes:
         return
     on_disk = 0
     for parent, _, names in os.walk(directory):
@@ -259,7 +257,7 @@ def explained(directory: Location, name: str) -> Iterator[None]:
       OSError: when the operating system does not let it be read.
     """
     try:
-        with reached(directory):
+        with directory.store.reached():
             yield
     except FlaxckptError:
         raise
@@ -286,9 +284,9 @@ METADATA = ".zarray"
 
 def array_names(path: Location) -> list[str]:
     """The names of all zarr v2 directories below `path`, relative to it, sorted."""
-    if not isinstance(path, Path):
-        ending = f"/{METADATA}"
-        return sorted(n.removesuffix(ending) for n in path.names() if n.endswith(ending))
+    if path.store.can.latency:  # where one listing is faster than a walk
+        ending, names = f"/{METADATA}", path.store.names(path)
+        return sorted(name.removesuffix(ending) for name in names if name.endswith(ending))
     found = []
     for directory, below, names in os.walk(path):
         if METADATA in names:

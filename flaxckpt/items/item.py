@@ -17,7 +17,7 @@ from flaxckpt.restoring.restore import restore_tree
 from flaxckpt.restoring.restore_plan import restore_arguments
 from flaxckpt.source.checkpoint import Checkpoint, open_item
 from flaxckpt.store import layout
-from flaxckpt.store.store import Location, read_file
+from flaxckpt.store.store import Location
 
 # What a handler makes of an item.
 
@@ -217,7 +217,7 @@ class SavedItem:
 def checked(path: Location, file: SavedFile) -> tuple[bytes, str]:
     """The bytes of a file of an item, and what is wrong with them, if anything is."""
     try:
-        data = read_file(path, file.size)
+        data = path.store.read_own(path, file.size)
     except StoreError:
         raise
     except FileNotFoundError:

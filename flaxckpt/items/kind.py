@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import functools
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, NamedTuple, Protocol, TypeVar
 
 import jax
 
@@ -26,7 +26,9 @@ from flaxckpt.metadata.step_metadata import is_file_name
 from flaxckpt.options import Options
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.store import layout
-from flaxckpt.store.store import PathLike
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # Items of a type that the user has registered a handler for.
 
@@ -215,7 +217,7 @@ T = TypeVar("T")
 
 @checked(options=Options)
 def restore_items(
-    path: PathLike, targets: Mapping[str, Any], options: Options = Options()
+    path: epath.PathLike, targets: Mapping[str, Any], options: Options = Options()
 ) -> dict[str, Any]:
     """Restores items of the checkpoint at `path`: things that were saved beside the tree.
 

@@ -10,7 +10,7 @@ import orjson
 
 from flaxckpt.errors import CorruptCheckpointError, StoreError, UnsupportedFormatError
 from flaxckpt.store.layout import FORMAT_VERSION
-from flaxckpt.store.store import Location, read_file
+from flaxckpt.store.store import Location
 
 # JSON objects that carry their own checksum, where every other reader of them still parses.
 #
@@ -100,7 +100,7 @@ def read_json_file(path: Location) -> bytes:
       CorruptCheckpointError: when it is something else, or larger than any that flaxckpt writes.
     """
     try:
-        return read_file(path, MAX_JSON_BYTES)
+        return path.store.read_own(path, MAX_JSON_BYTES)
     except (FileNotFoundError, StoreError):
         raise
     except OSError as error:

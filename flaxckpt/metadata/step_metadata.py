@@ -13,7 +13,7 @@ import orjson
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, InvalidMetricError
 from flaxckpt.metadata import sealed_json
 from flaxckpt.metadata.sealed_json import SavedFile, check_format, read_json_file
-from flaxckpt.store import layout, store
+from flaxckpt.store import layout
 from flaxckpt.store.layout import CHECKPOINT_METADATA, FORMAT_VERSION, ITEM
 from flaxckpt.store.store import Location
 
@@ -224,7 +224,7 @@ def read(path: Location) -> CheckpointMetadata:
       UnsupportedFormatError: when a newer flaxckpt wrote it.
     """
     file = path / CHECKPOINT_METADATA
-    if (committed_by := store.committed_by(path)) is None:
+    if (committed_by := path.store.committed_by(path)) is None:
         raise CheckpointNotFoundError(f"{path} is being written, or its save never ended")
     try:
         text = read_json_file(file)

@@ -95,7 +95,7 @@ def check_array(array: StoredArray) -> None:
         raise ValueError(f"an array of shape {array.shape} is too large")
 
 
-def check_sizes(item: Path, records: Sequence[LeafRecord]) -> None:
+def check_sizes(item: Location, records: Sequence[LeafRecord]) -> None:
     """Checks that the files of a tree can hold the arrays that it claims to have.
 
     Chunks too large for the nodes of the B-tree lie in data files as they are, so together these
@@ -124,7 +124,7 @@ def check_claims(item: Location, records: Sequence[LeafRecord], on_disk: int) ->
         )
 
 
-def _bytes_on_disk(item: Path) -> int:
+def _bytes_on_disk(item: Location) -> int:
     """The size of all files of a tree, none of which may lie outside of it."""
     total = 0
     for directory, inner, names in os.walk(item):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from typing import Any, TypeVar, Unpack, overload
+from typing import TYPE_CHECKING, Any, TypeVar, Unpack, overload
 
 import jax
 
@@ -26,9 +26,12 @@ from flaxckpt.restoring.restore_plan import (
 from flaxckpt.restoring.restore_report import RestoreReport, report_of
 from flaxckpt.restoring.values import read_leaves
 from flaxckpt.source.checkpoint import Source
-from flaxckpt.store.store import PathLike
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten
+
+if TYPE_CHECKING:
+    from etils import epath
+
 
 T = TypeVar("T")
 # Makes the leaves of the target at some positions, in the order of `jax.tree.leaves`.
@@ -37,7 +40,7 @@ Initialise = Callable[[Sequence[int]], Sequence[Any]]
 
 @overload
 def restore(
-    path: PathLike,
+    path: epath.PathLike,
     target: None = None,
     *,
     options: Options = Options(),
@@ -45,7 +48,7 @@ def restore(
 ) -> Any: ...
 @overload
 def restore(
-    path: PathLike,
+    path: epath.PathLike,
     target: T,
     *,
     options: Options = Options(),
@@ -54,7 +57,7 @@ def restore(
 @checked(options=Options)
 @lists_restore_arguments
 def restore(
-    path: PathLike,
+    path: epath.PathLike,
     target: Any = None,
     *,
     options: Options = Options(),

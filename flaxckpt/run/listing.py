@@ -6,18 +6,20 @@ import concurrent.futures
 import functools
 import os
 import re
-from collections.abc import Container, Iterable, Iterator
-from pathlib import Path
-from typing import NamedTuple
+from collections.abc import Container, Iterable
+from typing import TYPE_CHECKING, NamedTuple
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
 from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import CheckpointMetadata
 from flaxckpt.options import Options
 from flaxckpt.run.run import Run
-from flaxckpt.store import layout, local, store
-from flaxckpt.store.bucket import BucketPath
-from flaxckpt.store.store import Location, PathLike, locate
+from flaxckpt.store import layout
+from flaxckpt.store.locate import locate
+from flaxckpt.store.store import Location, Stray
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # What `ls` knows of the steps of a run. It needs no jax.
 
@@ -49,7 +51,7 @@ class Step(NamedTuple):
 
 def steps_of(run: Run) -> list[Step]:
     """The committed steps of `run`, in order."""
-    numbers = {layout.parse_step(name) for name in store.listed(run.directory)}
+    numbers = {layout.parse_step(name) for name in run.directory.store.checkpoints(run.directory)}
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
         look = functools.partial(_look, run)
         found = list(pool.map(look, sorted(n for n in numbers if n is not None)))
@@ -66,7 +68,7 @@ def _look(run: Run, step: int) -> Step | None:
 
 def bytes_of(path: Location, described: CheckpointMetadata) -> int:
     """The size of a checkpoint: of its files or, where a list has no sizes, of its arrays."""
-    if isinstance(path, Path):
+    if path.store.can.sizes:
         return bytes_on_disk(path)
     trees = [layout.ITEM]
     for name, item in described.items.items():
@@ -76,7 +78,7 @@ def bytes_of(path: Location, described: CheckpointMetadata) -> int:
     return files + sum(_in_tree(path / tree) for tree in trees)
 
 
-def bytes_on_disk(path: Path) -> int:
+def bytes_on_disk(path: Location) -> int:
     """The size of all files below a directory; some may be deleted meanwhile."""
     total = 0
     for directory, _, names in os.walk(path):
@@ -102,74 +104,9 @@ def _in_tree(item: Location) -> int:
 # What lies in the directory of a run and is no committed step of it. It needs no jax.
 
 
-class Stray(NamedTuple):
-    """Something that is no step.
-
-    Attributes:
-      name: what it is called.
-      unfinished: what is known of a checkpoint that is not committed; empty for what is foreign.
-    """
-
-    name: str
-    unfinished: str = ""
-
-
 def strays(directory: Location, steps: Container[str]) -> list[Stray]:
     """All that is in `directory` beside `steps`, the names of the committed steps."""
-    if isinstance(directory, Path):
-        found = _on_disk(directory, steps)
-    else:
-        found = _in_bucket(directory, steps)
-    return sorted(stray for stray in found if stray.name != layout.CLAIMS)
-
-
-def _on_disk(directory: Path, steps: Container[str]) -> Iterator[Stray]:
-    """As `strays`, in a directory."""
-    with os.scandir(directory) as entries:
-        for entry in entries:
-            if entry.name in steps:
-                continue
-            path = directory / entry.name
-            unfinished = layout.parse_temporary(entry.name)
-            if unfinished is None and entry.is_dir(follow_symlinks=False):
-                unfinished = local.unfinished_marked(path)
-            yield Stray(entry.name, "" if unfinished is None else _writer(path, unfinished[1]))
-
-
-def _writer(path: Path, host: str) -> str:
-    """Who writes an unfinished checkpoint, as far as that can be seen from here."""
-    if host != layout.host_name():
-        return f"of {host}, which may be writing it"
-    try:
-        return "being written" if local.is_locked(path) else "its writer is gone"
-    except OSError:
-        return "gone meanwhile, or not to be read"
-
-
-def _in_bucket(directory: BucketPath, steps: Container[str]) -> Iterator[Stray]:
-    """As `strays`, in a bucket."""
-    names = directory.names()
-    claims = {n.partition("/")[2] for n in names if n.startswith(f"{layout.CLAIMS}/")}
-    others = {name.partition("/")[0] for name in names} - claims
-    for name in claims:
-        if name not in steps:
-            yield Stray(name, _claim(directory / layout.CLAIMS / name))
-    for name in others:
-        if name not in steps:
-            yield Stray(name, _left_by(name))
-
-
-def _claim(claim: BucketPath) -> str:
-    """What the claim to a step says."""
-    state = (claim.read() or b"").decode(errors="replace").partition(" ")[2]
-    words = {"writing": "being written, or its writer is gone", "removing": "being removed"}
-    return words.get(state, "damaged")
-
-
-def _left_by(name: str) -> str:
-    """What is known of objects of flaxckpt's that are no step."""
-    is_ours = name.startswith(layout.PROBE) or layout.parse_temporary(name) is not None
-    return "left by a process, or in use" if is_ours else ""
+    return sorted(directory.store.strays(directory, steps))
 
 
 # Checkpoints of other libraries in the directory of a run. It needs no jax.
@@ -216,11 +153,10 @@ def _look_at_other(directory: Location, name: str) -> Other | None:
     path = directory / name
     if (reader := find_reader(path)) is None:
         return None
-    if not isinstance(path, Path):
+    if not path.store.can.sizes or (about := path.store.stat(path)) is None:
         return Other(name, reader.NAME, None, None)
-    about = path.stat()
-    nbytes = bytes_on_disk(path) if path.is_dir() else about.st_size
-    return Other(name, reader.NAME, about.st_mtime, nbytes)
+    nbytes = bytes_on_disk(path) if about.is_directory else about.size
+    return Other(name, reader.NAME, about.seconds, nbytes)
 
 
 def _numbers(name: str) -> list[str | int]:
@@ -231,7 +167,7 @@ def _numbers(name: str) -> list[str | int]:
 # What is at a path: a run, a checkpoint, or neither.
 
 
-def open_run(path: PathLike, options: Options) -> Run:
+def open_run(path: epath.PathLike, options: Options) -> Run:
     """The run at `path`.
 
     Raises:
@@ -243,9 +179,10 @@ def open_run(path: PathLike, options: Options) -> Run:
             f"{directory} is one checkpoint, and no run. Use flaxckpt show {directory}, or the "
             f"run {directory.parent}."
         )
-    if not _exists(directory):
+    found = directory.store.stat(directory)
+    if not (found is not None and found.is_directory) and not directory.children():
         raise CheckpointNotFoundError(f"there is nothing at {directory}. Check the path.")
-    return Run(directory, fsync=options.fsync)
+    return Run(directory)
 
 
 def is_checkpoint(directory: Location) -> bool:
@@ -266,10 +203,5 @@ def checkpoints_at(directory: Location, options: Options) -> list[tuple[int | No
     """
     if is_checkpoint(directory):
         return [(None, directory)]
-    run = Run(directory, fsync=options.fsync)
+    run = Run(directory)
     return [(step, run.path(step)) for step in run.steps()]
-
-
-def _exists(directory: Location) -> bool:
-    """Whether there is a directory, or any object below a name."""
-    return directory.is_dir() if isinstance(directory, Path) else bool(store.files(directory))

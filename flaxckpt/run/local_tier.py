@@ -11,7 +11,6 @@ from __future__ import annotations
 import dataclasses
 import logging
 from collections.abc import Callable
-from pathlib import Path
 from typing import TypeVar
 
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, ItemError
@@ -25,7 +24,7 @@ from flaxckpt.run.writer import Writer, log_removed
 from flaxckpt.saving.save import SaveRequest
 from flaxckpt.source.checkpoint import Checkpoint, open_checkpoint
 from flaxckpt.store import layout
-from flaxckpt.store.local import remove_abandoned
+from flaxckpt.store.store import Location
 
 logger = logging.getLogger("flaxckpt")
 T = TypeVar("T")
@@ -108,11 +107,11 @@ class LocalTier:
 
 
 def open_tier(
-    directory: Path, every: Every, group: ProcessGroup, options: Options, *, async_: bool
+    directory: Location, every: Every, group: ProcessGroup, options: Options, *, async_: bool
 ) -> LocalTier:
     """The tier of this process below `directory`, without what a dead writer left there."""
     own = directory / f"process_{group.index}"
-    own.mkdir(parents=True, exist_ok=True)
-    log_removed(remove_abandoned(own, claims=False))
-    run = Run(own, fsync=options.fsync)
+    own.store.make_directory(own)
+    log_removed(own.store.take_over(own))
+    run = Run(own)
     return LocalTier(Pacer(every), group, run, Writer(run, KEEP, options, async_=async_))

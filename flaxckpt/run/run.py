@@ -21,7 +21,7 @@ from flaxckpt.metadata.step_metadata import CheckpointMetadata, PastSave, Rankin
 from flaxckpt.options import Options
 from flaxckpt.run.retention import Metric, StepInfo
 from flaxckpt.run.schedule import Pacer
-from flaxckpt.store import layout, store
+from flaxckpt.store import layout
 from flaxckpt.store.store import Location
 
 if TYPE_CHECKING:
@@ -100,10 +100,9 @@ class Run:
     committed when it has that name. Everything else in the directory is not looked at.
     """
 
-    def __init__(self, directory: Location, *, fsync: bool):
+    def __init__(self, directory: Location):
         """The run in `directory`, which need not exist."""
         self.directory = directory
-        self._fsync = fsync
         # What was committed does not change, so it is read once.
         self._known: dict[int, CheckpointMetadata] = {}
 
@@ -122,7 +121,7 @@ class Run:
 
     def _listed(self) -> list[int]:
         """The directories whose name is a step, in order."""
-        names = store.listed(self.directory)
+        names = self.directory.store.checkpoints(self.directory)
         found = {step for name in names if (step := layout.parse_step(name)) is not None}
         for deleted in set(self._known) - found:
             self._known.pop(deleted, None)
@@ -221,7 +220,7 @@ class Run:
         """
         self.existing(step)
         file = self.path(step) / layout.PINNED
-        store.set_flag(file, pinned, fsync=self._fsync)
+        file.store.set_flag(file, present=pinned)
 
     def delete(self, step: int) -> None:
         """Deletes `step`.
@@ -232,7 +231,7 @@ class Run:
         """
         self.existing(step)
         self.check_not_pinned(step)
-        store.remove(self.path(step), fsync=self._fsync)
+        self.directory.store.remove(self.path(step))
         self.forget(step)
 
     def check_not_pinned(self, step: int) -> None:

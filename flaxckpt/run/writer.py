@@ -34,8 +34,7 @@ from flaxckpt.saving.save import SaveRequest, check_vacant, prepare
 from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import HostShard, PlannedTree, ShardQueue, hold, stream
 from flaxckpt.saving.writing import PreparedSave, write
-from flaxckpt.store import layout, store
-from flaxckpt.store.bucket import BucketPath
+from flaxckpt.store import layout
 from flaxckpt.store.store import Location
 
 # One task at a time in the background, with its failure kept until somebody hears of it.
@@ -239,11 +238,12 @@ class Writer:
 
     def _admit(self, step: int, overwrite: bool) -> str:
         """The id of an attempt to save `step`, once that is known to be possible."""
-        if isinstance(self._run.directory, BucketPath) and not self._is_prepared:
+        directory = self._run.directory
+        if not directory.store.can.locks and not self._is_prepared:
             # Not when the run was opened: another writer's claims look like those of one that is
             # gone, and whoever only pins a step must not take them over.
-            store.prepare(self._run.directory, self._options)
-            log_removed(store.remove_abandoned(self._run.directory, self._options))
+            directory.store.prepare(directory)
+            log_removed(directory.store.take_over(directory))
             self._is_prepared = True
         check_vacant(self._run.path(step), overwrite=overwrite)
         self._run.check_not_pinned(step)

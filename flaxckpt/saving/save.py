@@ -8,9 +8,8 @@ import functools
 import time
 import types
 from collections.abc import Mapping
-from pathlib import Path
 from types import TracebackType
-from typing import Any, Self
+from typing import TYPE_CHECKING, Any, Self
 
 from flaxckpt import multihost
 from flaxckpt.arguments import checked
@@ -32,8 +31,13 @@ from flaxckpt.saving.contents import PartialTree, WholeTree, take_items_apart
 from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import PlannedTree, ShardQueue, as_saved, stream, take_apart
 from flaxckpt.saving.writing import PreparedSave, write
-from flaxckpt.store import layout, store
-from flaxckpt.store.store import Location, PathLike, locate
+from flaxckpt.store import layout
+from flaxckpt.store.key_values import storage_key_values
+from flaxckpt.store.locate import locate
+from flaxckpt.store.store import Location
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # The prelude of every save: its arguments, and what is to be written.
 
@@ -111,7 +115,7 @@ def prepare(
 
 @checked(options=Options)
 def save(
-    path: PathLike,
+    path: epath.PathLike,
     tree: Any,
     *,
     overwrite: bool = False,
@@ -159,15 +163,15 @@ def save(
 
 def _collective(final: Location, title: str, options: Options) -> Collective:
     """What the processes of the job do together for a checkpoint outside of a run."""
-    key_values = functools.partial(store.key_values, final.parent)
+    key_values = functools.partial(storage_key_values, final.parent)
     return multihost.process_group(options.timeout_secs, key_values).collective(title)
 
 
 def admit(final: Location, overwrite: bool, options: Options) -> str:
     """The id of an attempt to save to `final`, once that is known to be possible."""
     check_vacant(final, overwrite=overwrite)
-    store.prepare(final.parent, options)
-    store.remove_abandoned(final.parent, options, final.name)
+    final.store.prepare(final.parent)
+    final.store.take_over(final.parent, final.name)
     return layout.new_attempt()
 
 
@@ -179,9 +183,7 @@ def check_vacant(final: Location, *, overwrite: bool) -> None:
       DirectoryError: when it is anything else that flaxckpt did not write.
     """
     try:
-        if isinstance(final, Path) and _is_vacant(final):
-            return
-        if store.committed_by(final) is None:
+        if final.store.committed_by(final) is None:
             return  # the commit finds out whether its writer lives
         step_metadata.read(final)
     except (CorruptCheckpointError, UnsupportedFormatError):
@@ -189,6 +191,8 @@ def check_vacant(final: Location, *, overwrite: bool) -> None:
     except StoreError:
         raise
     except (CheckpointNotFoundError, OSError) as error:
+        if isinstance(error, CheckpointNotFoundError) and _is_vacant(final):
+            return
         raise DirectoryError(
             f"{final} exists and is no checkpoint of flaxckpt, so it is not touched. Save "
             "somewhere else, or remove it yourself."
@@ -199,9 +203,10 @@ def check_vacant(final: Location, *, overwrite: bool) -> None:
         )
 
 
-def _is_vacant(final: Path) -> bool:
+def _is_vacant(final: Location) -> bool:
     """Whether there is nothing, or an empty directory."""
-    return not final.exists() or (final.is_dir() and not any(final.iterdir()))
+    found = final.store.stat(final)
+    return found is None or (found.is_directory and not final.children())
 
 
 # Saving one checkpoint in several calls.
@@ -225,7 +230,7 @@ class PartialSave:
     @checked(options=Options)
     def __init__(
         self,
-        path: PathLike,
+        path: epath.PathLike,
         *,
         overwrite: bool = False,
         metadata: Mapping[str, Any] | None = None,

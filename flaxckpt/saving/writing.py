@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-import shutil
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Self
 
 import crc32c
@@ -27,9 +25,6 @@ from flaxckpt.saving.contents import WholeTree, WrittenItem, WrittenTree
 from flaxckpt.saving.save_plan import SavePlan
 from flaxckpt.saving.snapshot import HostShard, by_tree
 from flaxckpt.store import layout, ocdbt, zarr3
-from flaxckpt.store import local as store_local
-from flaxckpt.store import store as store_store
-from flaxckpt.store.bucket import BucketPath
 from flaxckpt.store.store import Location
 
 # What each process of a job contributes to a checkpoint, and that they agree on the rest.
@@ -203,23 +198,22 @@ class TreeWriter:
 
     def write_alone(self, pieces: Iterable[HostShard]) -> dict[str, SavedFile]:
         """Writes all arrays; returns the files that they are in."""
-        store = ocdbt.create_store(self.item, self.context, fsync=self.options.fsync)
+        store = ocdbt.create_store(self.item, self.context)
         self._write_all(store, self._values(pieces))
         return files_of(self.item)
 
     def write_part(self, pieces: Iterable[HostShard], process: int) -> TreeManifest:
         """Writes what is `process`'s own of the arrays."""
-        fsync, name = self.options.fsync, self._child(process)
+        name = self._child(process)
         local: dict[str, str] = {}
         values = own(pieces, local, is_process_0=process == 0)
         if (first := next(values, None)) is None:
             return TreeManifest(digest(self.tree.plan), local, {}, is_written=False)
-        child = store_store.make_child(self.item, name)
-        numbered = not isinstance(child, Path)
-        store = ocdbt.create_store(child, self.context, fsync=fsync, numbered=numbered)
+        child = self.item / name
+        child.store.make_directory(child)
+        store = ocdbt.create_store(child, self.context, numbered=not child.store.can.rewrites)
         self._write_all(store, itertools.chain([first], values))
-        if fsync and isinstance(child, Path):
-            store_local.fsync_directories(child)
+        child.store.sync(child)
         files = {f"{name}/{file}": found.size for file, found in files_of(child).items()}
         return TreeManifest(digest(self.tree.plan), local, files, is_written=True)
 
@@ -231,13 +225,13 @@ class TreeWriter:
         """
         where = "" if self.tree.directory == layout.ITEM else f", {self.tree.directory}"
         check_equal(found, title + where)
-        store = ocdbt.create_store(self.item, self.context, fsync=self.options.fsync)
+        store = ocdbt.create_store(self.item, self.context)
         children = [
             ocdbt.open_store(self.item / self._child(i), self.context)
             for i, part in enumerate(found)
             if part.is_written
         ]
-        ocdbt.merge(store, children, self._small(), store_store.timeout_of(self.item))
+        ocdbt.merge(store, children, self._small(), self.item.store.timeout_secs)
         files = {n: f for n, f in files_of(self.item).items() if not n.startswith(layout.CHILD)}
         return {
             n: SavedFile(size, None) for part in found for n, size in part.files.items()
@@ -245,15 +239,13 @@ class TreeWriter:
 
     def write_metadata(self, files: dict[str, SavedFile], past: Sequence[PastSave]) -> None:
         """Writes all but the arrays, which are in `files`; the saves before are `past`."""
-        plan, fsync = self.tree.plan, self.options.fsync
+        plan = self.tree.plan
         # Where it cannot rely on a rename, Orbax wants a marker in the item too.
         marker = {layout.COMMIT_SUCCESS: layout.ITEM_MARKER} if self.is_marked else {}
-        written = write_files(self.item, marker | self.tree.orbax_files, fsync=fsync)
+        written = write_files(self.item, marker | self.tree.orbax_files)
         ours = with_files(plan.structure, self.attempt, files | written, past)
         data: dict[str, Any] = plan.orbax_members | {"flaxckpt": ours}
-        store_store.write_file(
-            self.item / layout.TREE_METADATA, sealed_json.seal(data), fsync=fsync
-        )
+        (self.item / layout.TREE_METADATA).create(sealed_json.seal(data))
 
     def _values(self, pieces: Iterable[HostShard]) -> Iterator[tuple[str, bytes]]:
         """All keys and values of the key-value store; the small ones are known last."""
@@ -271,19 +263,17 @@ class TreeWriter:
 
     def _write_all(self, store: ts.KvStore, values: Iterable[tuple[str, bytes]]) -> None:
         """Writes keys and values to `store`."""
-        timeout_secs = store_store.timeout_of(self.item)
+        timeout_secs = self.item.store.timeout_secs
         ocdbt.write_all(store, values, self.options.buffer_bytes, timeout_secs)
 
 
-def write_files(
-    directory: Location, files: dict[str, bytes], *, fsync: bool
-) -> dict[str, SavedFile]:
+def write_files(directory: Location, files: dict[str, bytes]) -> dict[str, SavedFile]:
     """Writes files below `directory`; returns their sizes and checksums."""
     for name, data in files.items():
         path = directory / name
-        if "/" in name and isinstance(path, Path):
-            path.parent.mkdir(parents=True, exist_ok=True)
-        store_store.write_file(path, data, fsync=fsync)
+        if "/" in name:
+            path.store.make_directory(path.parent)
+        path.create(data)
     return {name: SavedFile(len(data), crc32c.crc32c(data)) for name, data in files.items()}
 
 
@@ -292,10 +282,10 @@ def files_of(item: Location) -> dict[str, SavedFile]:
 
     Of those in a bucket the sizes are not known, and the index has all that is needed of them.
     """
-    if not isinstance(item, Path):
+    if not item.store.can.sizes:
         return {}
-    files = (path for path in sorted(item.rglob("*")) if path.is_file())
-    return {str(path.relative_to(item)): SavedFile(path.stat().st_size, None) for path in files}
+    found = {name: item.store.stat(item / name) for name in item.store.names(item)}
+    return {n: SavedFile(s.size, None) for n, s in found.items() if s and s.size is not None}
 
 
 # One checkpoint to write.
@@ -337,7 +327,7 @@ class PreparedSave:
     @property
     def is_marked(self) -> bool:
         """Whether the checkpoint becomes visible by a marker."""
-        return not store_store.is_replaceable(self.final, self.options)
+        return not self.final.store.can.atomic_rename
 
     def writers(self, directory: Location) -> list[TreeWriter]:
         """What writes its trees into `directory`."""
@@ -375,7 +365,7 @@ def write(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective
     is_process_0 = collective.group.is_process_0
     is_shown = is_process_0 and job.options.progress
     bar = Progress(f"saving {job.final}", job.total_bytes, is_shown=is_shown)
-    with collective.sharing_errors(), store_store.reached(job.final), bar:
+    with collective.sharing_errors(), job.final.store.reached(), bar:
         counted = bar.counted(pieces, lambda piece: piece.values.nbytes)
         if is_process_0:
             _lead(job, counted, collective)
@@ -395,20 +385,20 @@ def _follow(job: PreparedSave, pieces: Iterable[HostShard], collective: Collecti
     finally:
         # Process 0 has cleaned up, and this process may have written since. What is written in
         # place may have been committed before something failed, and is left alone.
-        if isinstance(directory, Path) and directory != job.final and collective.has_failed():
-            shutil.rmtree(directory, ignore_errors=True)
+        if directory != job.final and collective.has_failed():
+            directory.store.discard(directory)
 
 
 def _lead(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
     """What process 0 does, or one that is alone."""
     attempt = job.described.attempt
-    committing = store_store.committing(job.final, attempt, job.options, overwrite=job.overwrite)
-    with committing as directory:
+    store = job.final.store
+    with store.commit(job.final, attempt, overwrite=job.overwrite) as directory:
         for name in job.directories:
-            store_store.make_child(directory, name)
+            store.make_directory(directory / name)
         collective.publish("begun", directory.name)
         writers = job.writers(directory)
-        if collective.group.count == 1 and isinstance(directory, Path):
+        if collective.group.count == 1 and store.can.locks:
             written = _write_alone(job, pieces, directory, writers)
         else:
             written = _write_together(job, pieces, directory, writers, collective)
@@ -417,7 +407,7 @@ def _lead(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective
 
 
 def _write_alone(
-    job: PreparedSave, pieces: Iterable[HostShard], directory: Path, writers: list[TreeWriter]
+    job: PreparedSave, pieces: Iterable[HostShard], directory: Location, writers: list[TreeWriter]
 ) -> _Written:
     """Writes all arrays, and what each process has for itself."""
     split = zip(writers, by_tree(pieces, len(writers)), strict=True)
@@ -462,15 +452,15 @@ def _write_shards(
 
 def _write_item_files(job: PreparedSave, directory: Location) -> dict[str, dict[str, SavedFile]]:
     """Writes the files of each item that every process has for itself."""
-    # In a bucket, what a dead process of several still writes must be known for what it is.
-    is_unique = isinstance(directory, BucketPath)
+    # Without locks, what a dead process of several still writes must be known for what it is.
+    is_unique = not directory.store.can.locks
     written = {}
     for item in job.items:
         files = item.own(job.described.attempt if is_unique and item.rank.count > 1 else "")
         path = directory / item.name
-        written[item.name] = write_files(path, files, fsync=job.options.fsync)
-        if files and job.options.fsync and isinstance(path, Path):
-            store_local.fsync_directories(path)
+        written[item.name] = write_files(path, files)
+        if files:
+            directory.store.sync(path)
     return written
 
 
@@ -485,8 +475,8 @@ def _write_metadata(
         files = dict(item.files)
         if job.is_marked and not (item.tree and item.tree.directory == item.name):
             files[layout.COMMIT_SUCCESS] = layout.ITEM_MARKER
-        found = write_files(directory / item.name, files, fsync=job.options.fsync)
+        found = write_files(directory / item.name, files)
         records[item.name] = item.record({**found, **written.items[item.name]})
     described = dataclasses.replace(job.described, committed_ns=time.time_ns(), items=records)
     encoded = step_metadata.encode(described)
-    store_store.write_file(directory / layout.CHECKPOINT_METADATA, encoded, fsync=job.options.fsync)
+    (directory / layout.CHECKPOINT_METADATA).create(encoded)

@@ -7,8 +7,7 @@ import dataclasses
 import functools
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from flaxckpt import garbage_collector
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
@@ -20,9 +19,13 @@ from flaxckpt.options import Options
 from flaxckpt.source.chunk_reads import ChunkedArray
 from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout
+from flaxckpt.store.locate import locate
 from flaxckpt.store.ocdbt import Index, read_index
-from flaxckpt.store.store import Location, PathLike, listed, locate
+from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node
+
+if TYPE_CHECKING:
+    from etils import epath
 
 # One committed checkpoint, opened: everything that is known of it without reading an array.
 
@@ -93,7 +96,7 @@ class Checkpoint:
                 f"the arrays at {self.item} are {of}, and its metadata of the save "
                 f"{self.tree.attempt}. Restore another step."
             )
-        if not isinstance(self.path, Path):  # where there are sizes, they are checked by them
+        if not self.path.store.can.sizes:  # where there are sizes, they are checked by them
             stored = sum(len(v) if isinstance(v, bytes) else v.length for v in index.values())
             tree_metadata.check_claims(self.item, self.tree.records, stored)
         return index
@@ -101,7 +104,7 @@ class Checkpoint:
 
 @garbage_collector.paused()
 def open_checkpoint(
-    path: PathLike, options: Options = Options(), *, is_part: bool = False
+    path: epath.PathLike, options: Options = Options(), *, is_part: bool = False
 ) -> Checkpoint:
     """Opens the checkpoint at `path`.
 
@@ -165,8 +168,7 @@ def _read_tree(
             f"{tree.attempt}). Restore another step."
         )
     tree_metadata.check_structure(tree.nodes, tree.records, str(file))
-    if isinstance(directory, Path) and not is_part:
-        assert isinstance(item, Path)
+    if item.store.can.sizes and not is_part:
         tree_metadata.check_sizes(item, tree.records)
     return tree
 
@@ -225,11 +227,11 @@ def _advice(directory: Location) -> str:
             f": it is a run with the steps {steps[0]} to {steps[-1]}. Use {directory}/{steps[-1]} "
             f"for the newest, or flaxckpt.CheckpointManager({str(directory)!r})."
         )
-    if not isinstance(directory, Path):
+    if not directory.store.can.directories:
         return ". Check the URL."
-    if not directory.exists():
+    if (found := directory.store.stat(directory)) is None:
         return ": there is no such directory. Check the path."
-    if not directory.is_dir():
+    if not found.is_directory:
         return ": it is a file. Give the directory that was saved to."
     if directory.name == layout.ITEM and (directory.parent / layout.CHECKPOINT_METADATA).exists():
         return f": it lies within a checkpoint. Use {directory.parent}."
@@ -240,7 +242,8 @@ def _advice(directory: Location) -> str:
 
 def _steps(directory: Location) -> list[int]:
     """The steps that a run in `directory` would have."""
-    return sorted(s for name in listed(directory) if (s := layout.parse_step(name)) is not None)
+    names = directory.store.checkpoints(directory)
+    return sorted(step for name in names if (step := layout.parse_step(name)) is not None)
 
 
 # What a restore reads from: a checkpoint of flaxckpt, or of any format that has a reader.

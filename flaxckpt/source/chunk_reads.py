@@ -8,7 +8,6 @@ import functools
 import math
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -247,7 +246,7 @@ class _Inline(concurrent.futures.Executor):
 def _executor(reads: Sequence[ArrayRead]) -> concurrent.futures.Executor:
     """What reads `reads`."""
     databases = {id(database): database for read in reads if (database := read.database)}
-    if any(not isinstance(database.item, Path) for database in databases.values()):
+    if any(database.item.store.can.latency for database in databases.values()):
         return concurrent.futures.ThreadPoolExecutor(BUCKET_THREADS, "flaxckpt-read")
     is_own = all(read.database is not None for read in reads)
     if is_own and sum(nbytes_of(read.array) for read in reads) <= INLINE_BYTES:

@@ -5,13 +5,21 @@ from __future__ import annotations
 import time
 from typing import TYPE_CHECKING
 
+from flaxckpt.store import layout
 from flaxckpt.store.bucket import MISSING
+from flaxckpt.store.store import Location
 
 if TYPE_CHECKING:
     import tensorstore as ts
 
 
 FIRST_POLL_SECS, LONGEST_POLL_SECS = 0.01, 0.5
+
+
+def storage_key_values(parent: Location, name: str) -> StorageKeyValueStore:
+    """The key-value store called `name`, for a job without a coordination service."""
+    directory = parent / layout.temporary_name(layout.KEY_VALUES, name[:12], layout.ALL_HOSTS)
+    return StorageKeyValueStore(parent.store.kvstore(directory))
 
 
 class StorageKeyValueStore:

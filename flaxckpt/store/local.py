@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import dataclasses
 import errno
 import fcntl
 import os
@@ -11,11 +12,301 @@ import re
 import shutil
 import stat
 import time
-from collections.abc import Iterator
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from flaxckpt.errors import DirectoryError, StepExistsError
 from flaxckpt.store import layout
+from flaxckpt.store.store import (
+    Capabilities,
+    FileStatus,
+    Location,
+    NewFiles,
+    Stray,
+    WriteAt,
+    already_there,
+)
+
+if TYPE_CHECKING:
+    import tensorstore as ts
+
+BLOCK_BYTES = 8 << 20
+
+
+@dataclasses.dataclass(frozen=True)
+class LocalStore:
+    """The file system of this machine; a `Store`, whose methods say what these do.
+
+    Attributes:
+      fsync: whether to wait for the disk.
+      can_rename: whether a directory is renamed atomically and without copying it.
+    """
+
+    fsync: bool
+    can_rename: bool
+
+    url = ""
+    timeout_secs = None
+
+    @property
+    def can(self) -> Capabilities:
+        """See `Store`, as for all that follows."""
+        return Capabilities(
+            atomic_rename=self.can_rename,
+            locks=True,
+            sizes=True,
+            directories=True,
+            rewrites=True,
+            latency=False,
+        )
+
+    def reached(self) -> AbstractContextManager[None]:
+        """A file system can always be reached."""
+        return contextlib.nullcontext()
+
+    def kvstore(self, at: Location, context: ts.Context | None = None) -> ts.KvStore:
+        """The driver `file`."""
+        import tensorstore as ts  # `flaxckpt ls` does without it, and numpy
+
+        spec = {"driver": "file", "path": f"{at}/", "file_io_sync": self.fsync}
+        return ts.KvStore.open(spec, context=context).result()
+
+    def context(self, parent: ts.Context | None) -> ts.Context | None:
+        """That of the caller will do."""
+        return parent
+
+    # Files
+
+    def stat(self, at: Location) -> FileStatus | None:
+        """What a link leads to counts."""
+        try:
+            found = os.stat(at)
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+        mode = found.st_mode
+        is_file, is_directory = stat.S_ISREG(mode), stat.S_ISDIR(mode)
+        return FileStatus(is_file, is_directory, found.st_size, found.st_mtime)
+
+    def read(self, at: Location, start: int, stop: int | None) -> bytes:
+        """From a file, or what a link leads to."""
+        with open(at, "rb") as file:
+            file.seek(start)
+            return file.read(-1 if stop is None else stop - start)
+
+    def read_own(self, at: Location, limit: int) -> bytes:
+        """See `Store`."""
+        return read_file(Path(at), limit)
+
+    def fill(self, at: Location, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Opened each time: there may be more files than a process may have open."""
+        fd = os.open(at, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            return _fill(fd, offset, list(buffers))
+        finally:
+            os.close(fd)
+
+    def create(self, at: Location, data: bytes) -> bool:
+        """Waits until the disk has its bytes; for its name see `sync`."""
+        try:
+            write_file(Path(at), data, fsync=self.fsync)
+        except FileExistsError:
+            return False
+        return True
+
+    def create_from(self, at: Location, blocks: Iterable[bytes]) -> None:
+        """One block is in memory at a time."""
+        with open(at, "xb") as file:
+            for block in blocks:
+                file.write(block)
+            if self.fsync:
+                file.flush()
+                os.fsync(file.fileno())
+
+    def blocks(self, at: Location) -> Iterator[bytes]:
+        """A checkpoint has no links, and what one leads to is none of it."""
+        with open(os.open(at, os.O_RDONLY | os.O_NOFOLLOW), "rb") as file:
+            while block := file.read(BLOCK_BYTES):
+                yield block
+
+    def set_flag(self, at: Location, *, present: bool) -> None:
+        """See `Store`."""
+        path = Path(at)
+        if present:
+            path.touch()
+        else:
+            path.unlink(missing_ok=True)
+        if self.fsync:
+            fsync_path(path.parent)
+
+    def make_directory(self, at: Location) -> None:
+        """See `Store`."""
+        os.makedirs(at, exist_ok=True)
+
+    def sync(self, at: Location) -> None:
+        """See `Store`."""
+        if self.fsync:
+            fsync_directories(Path(at))
+
+    def names(self, at: Location) -> list[str]:
+        """See `Store`."""
+        root = Path(at)
+        found = (path for path in root.rglob("*") if not path.is_dir())
+        return sorted(str(path.relative_to(root)) for path in found)
+
+    def children(self, at: Location) -> list[str]:
+        """See `Store`."""
+        try:
+            return sorted(os.listdir(at))
+        except (FileNotFoundError, NotADirectoryError):
+            return []
+
+    def directories(self, at: Location) -> list[str]:
+        """See `Store`."""
+        return [name for name in self.children(at) if os.path.isdir(at / name)]
+
+    @contextlib.contextmanager
+    def new_files(
+        self, final: Location, names: Sequence[str], old: Sequence[str], index: str
+    ) -> Iterator[NewFiles]:
+        """Written in a temporary directory, which a later writer removes should this one die."""
+        directory = Path(final.parent)
+        temporary = directory / layout.temporary_name(final.name, layout.new_attempt())
+        with _claim(temporary), contextlib.ExitStack() as stack:
+            stack.callback(remove_tree, temporary)
+            yield _FilesInDirectory(temporary, self.fsync)
+            _publish_files(temporary, directory, names, old, index)
+            if self.fsync:
+                fsync_path(directory)
+
+    # Checkpoints
+
+    def prepare(self, parent: Location) -> None:
+        """Makes the directory."""
+        make_directory(Path(parent), fsync=self.fsync)
+        check_writable(Path(parent))
+
+    @contextlib.contextmanager
+    def commit(self, final: Location, attempt: str, *, overwrite: bool) -> Iterator[Location]:
+        """By rename where that is atomic, or else by a marker."""
+        way = commit_by_rename if self.can_rename else commit_by_marker
+        with way(Path(final), attempt, overwrite=overwrite, fsync=self.fsync) as directory:
+            yield final.parent / directory.name
+
+    def committed_by(self, final: Location) -> str | None:
+        """A directory that was renamed into place needs no marker."""
+        path = Path(final)
+        return (marked(path) or "") if is_committed(path) else None
+
+    def discard(self, directory: Location) -> None:
+        """The next writer removes what cannot be removed now."""
+        shutil.rmtree(directory, ignore_errors=True)
+
+    def checkpoints(self, parent: Location) -> list[str]:
+        """All names: only a look into each would tell more."""
+        return self.children(parent)
+
+    def take_over(self, parent: Location, name: str | None = None) -> Sequence[Location]:
+        """See `Store`."""
+        # Looking into every step for a claim is only needed where steps are written in place.
+        look = name is not None or not self.can_rename
+        return [parent / path.name for path in remove_abandoned(Path(parent), name, claims=look)]
+
+    def remove(self, final: Location) -> None:
+        """See `Store`."""
+        remove(Path(final), fsync=self.fsync)
+
+    def strays(self, parent: Location, steps: Container[str]) -> Iterator[Stray]:
+        """See `Store`."""
+        with os.scandir(parent) as entries:
+            for entry in entries:
+                if entry.name in steps or entry.name == layout.CLAIMS:
+                    continue
+                path = Path(entry.path)
+                unfinished = layout.parse_temporary(entry.name)
+                if unfinished is None and entry.is_dir(follow_symlinks=False):
+                    unfinished = unfinished_marked(path)
+                yield Stray(entry.name, "" if unfinished is None else _writer(path, unfinished[1]))
+
+
+def _writer(path: Path, host: str) -> str:
+    """Who writes an unfinished checkpoint, as far as that can be seen from here."""
+    if host != layout.host_name():
+        return f"of {host}, which may be writing it"
+    try:
+        return "being written" if is_locked(path) else "its writer is gone"
+    except OSError:
+        return "gone meanwhile, or not to be read"
+
+
+def _fill(fd: int, offset: int, buffers: list[memoryview]) -> int:
+    """Fills `buffers` from `offset` of a file; returns how many bytes the file lacks."""
+    while any(map(len, buffers)):
+        count = os.preadv(fd, buffers, offset)
+        if not count:
+            break
+        offset += count
+        # A system call reads at most 2 GiB, and may read less.
+        while count:
+            taken = min(count, len(buffers[0]))
+            buffers[0] = buffers[0][taken:]
+            count -= taken
+            if not buffers[0]:
+                buffers.pop(0)
+    return sum(map(len, buffers))
+
+
+class _FilesInDirectory:
+    """New files in a directory; `NewFiles`."""
+
+    def __init__(self, path: Path, fsync: bool):
+        self._path, self._fsync = path, fsync
+
+    @contextlib.contextmanager
+    def file(self, name: str, size: int) -> Iterator[WriteAt]:
+        """See `NewFiles`."""
+        del size
+        with open(self._path / name, "xb", buffering=0) as file:
+
+            def write(offset: int, data: memoryview) -> None:
+                while data:  # a system call writes at most 2 GiB, and may write less
+                    count = os.pwrite(file.fileno(), data, offset)
+                    data, offset = data[count:], offset + count
+
+            yield write
+            if self._fsync:
+                os.fsync(file.fileno())
+
+
+def _publish_files(
+    temporary: Path, directory: Path, names: Sequence[str], old: Sequence[str], index: str
+) -> None:
+    """Moves the files to their place, and removes what was there instead of them."""
+    if len(names) > 1 and index in old:
+        # Files of two exports may have the same names: the old index must not name new ones.
+        (directory / index).unlink()
+    with contextlib.ExitStack() as undo:
+        for name in names:
+            if name in old:
+                os.replace(temporary / name, directory / name)
+            else:
+                _move(temporary / name, directory / name)
+                undo.callback((directory / name).unlink)
+        undo.pop_all()
+    for name in set(old) - set(names):
+        (directory / name).unlink(missing_ok=True)
+
+
+def _move(source: Path, target: Path) -> None:
+    """Renames a file to a name that nobody else may have taken meanwhile."""
+    try:
+        os.link(source, target)
+    except FileExistsError:
+        raise already_there(target) from None
+    except OSError:  # there are file systems without links
+        os.rename(source, target)
+
 
 # The few things done with local files that Python's own functions do not make durable.
 

@@ -8,15 +8,13 @@ import mmap
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 import tensorstore as ts
 
-from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.store.bucket import BucketPath
-from flaxckpt.store.store import Location, kvstore, reached, timeout_of
+from flaxckpt.errors import CorruptCheckpointError, StoreError
+from flaxckpt.store.store import Location
 
 # Host memory for arrays that are read.
 
@@ -94,7 +92,7 @@ def check_versions(directory: Location) -> None:
                 pending += _nodes(base.dump(node))
 
 
-class _Files(NamedTuple):
+class _Database(NamedTuple):
     """The files of a database, and how long one of them is waited for."""
 
     base: ts.KvStore
@@ -107,11 +105,11 @@ class _Files(NamedTuple):
 
 
 @contextlib.contextmanager
-def _opened(directory: Location) -> Iterator[_Files]:
+def _opened(directory: Location) -> Iterator[_Database]:
     """The files of the database in `directory`; what is wrong with its nodes is damage."""
     try:
-        with reached(directory):
-            yield _Files(kvstore(directory), timeout_of(directory))
+        with directory.store.reached():
+            yield _Database(directory.store.kvstore(directory), directory.store.timeout_secs)
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptCheckpointError(
             f"the arrays at {directory} are damaged: {error}. Restore another step."
@@ -119,7 +117,7 @@ def _opened(directory: Location) -> Iterator[_Files]:
 
 
 def _entries(
-    base: _Files, node: str, height: int, seen: set[str], prefix: bytes = b""
+    base: _Database, node: str, height: int, seen: set[str], prefix: bytes = b""
 ) -> Iterator[tuple[str, Place | bytes]]:
     """The entries below `node`, whose keys lack `prefix`. No node is below itself, or in two."""
     if node in seen:
@@ -175,52 +173,14 @@ def read_into(directory: Location, place: Place, buffers: Sequence[memoryview]) 
     Raises:
       CorruptCheckpointError: when the file is missing, too short, or cannot be read.
     """
-    if not isinstance(directory, Path):
-        _copy_into(directory / place.file, place, buffers)
-        return
-    # Opened each time: there may be more files than a process may have open.
-    flags = os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     try:
-        fd = os.open(directory / place.file, flags)
-        try:
-            missing = _fill(fd, place.offset, list(buffers))
-        finally:
-            os.close(fd)
-    except OSError as error:
+        missing = directory.store.fill(directory / place.file, place.offset, buffers)
+    except StoreError:
+        raise
+    except (OSError, ValueError) as error:
         raise CorruptCheckpointError(f"it cannot be read: {error}") from None
     if missing:
         raise CorruptCheckpointError(f"its last {missing} bytes are missing")
-
-
-def _copy_into(path: BucketPath, place: Place, buffers: Sequence[memoryview]) -> None:
-    """As `read_into`, from an object."""
-    try:
-        found = path.read(place.offset, place.offset + place.length)
-    except ValueError as error:
-        raise CorruptCheckpointError(f"it cannot be read: {error}") from None
-    if found is None:
-        raise CorruptCheckpointError("it is missing")
-    data = memoryview(found)
-    for buffer in buffers:
-        buffer[:] = data[: len(buffer)]
-        data = data[len(buffer) :]
-
-
-def _fill(fd: int, offset: int, buffers: list[memoryview]) -> int:
-    """Fills `buffers` from `offset` of a file; returns how many bytes the file lacks."""
-    while any(map(len, buffers)):
-        count = os.preadv(fd, buffers, offset)
-        if not count:
-            break
-        offset += count
-        # A system call reads at most 2 GiB, and may read less.
-        while count:
-            taken = min(count, len(buffers[0]))
-            buffers[0] = buffers[0][taken:]
-            count -= taken
-            if not buffers[0]:
-                buffers.pop(0)
-    return sum(map(len, buffers))
 
 
 # The key-value store of a checkpoint: one OCDBT database, written in batches.
@@ -238,7 +198,6 @@ def create_store(
     directory: Location,
     context: ts.Context | None = None,
     *,
-    fsync: bool = True,
     numbered: bool = False,
 ) -> ts.KvStore:
     """A new OCDBT database in `directory`; the manifest is written by the first commit.
@@ -246,11 +205,10 @@ def create_store(
     Args:
       directory: an existing directory without one.
       context: what it needs to share with databases that are merged into it.
-      fsync: whether commits wait for the disk.
       numbered: whether each commit writes a manifest of its own, rather than the one anew. GCS
         lets an object be changed once in a second.
     """
-    base = kvstore(directory, context, fsync=fsync)
+    base = directory.store.kvstore(directory, context)
     return ts.KvStore.open(
         {
             "driver": "ocdbt",
@@ -263,20 +221,15 @@ def create_store(
                 "manifest_kind": "numbered" if numbered else "single",
             },
         },
-        context=_context(directory, context),
+        context=directory.store.context(context),
     ).result()
 
 
 def open_store(directory: Location, context: ts.Context) -> ts.KvStore:
     """The database in `directory`, to be merged into another of the same `context`."""
-    base = kvstore(directory, context).spec().to_json()
+    base = directory.store.kvstore(directory, context).spec().to_json()
     spec = {"driver": "ocdbt", "base": base}
-    return ts.KvStore.open(spec, context=_context(directory, context)).result()
-
-
-def _context(directory: Location, context: ts.Context | None) -> ts.Context | None:
-    """The context of a bucket is its own."""
-    return context if isinstance(directory, Path) else directory.bucket.context
+    return ts.KvStore.open(spec, context=directory.store.context(context)).result()
 
 
 def merge(

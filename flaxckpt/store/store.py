@@ -1,219 +1,301 @@
-"""Where checkpoints lie: in a directory, or in a bucket. What differs between the two is here."""
+"""What a store of checkpoints can do, and a place in one.
+
+A `Store` is a directory tree or a bucket; all that differs between the two is behind it. To add one
+(Azure, say), implement `Store` in a file of its own and name its URLs in `locate.py`.
+"""
 
 from __future__ import annotations
 
+import dataclasses
 import errno
 import os
-from collections.abc import Sequence
-from contextlib import AbstractContextManager, nullcontext
-from pathlib import Path
-from typing import TYPE_CHECKING
+from collections.abc import Container, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
-from flaxckpt import options as options_module
-from flaxckpt.options import Options
-from flaxckpt.store import bucket, layout, local
-from flaxckpt.store.bucket import BucketPath, open_bucket
-from flaxckpt.store.key_values import StorageKeyValueStore
+from flaxckpt.errors import StepExistsError
 
 if TYPE_CHECKING:
     import tensorstore as ts
 
 
-Location = Path | BucketPath
-PathLike = str | os.PathLike[str] | BucketPath
+@dataclasses.dataclass(frozen=True)
+class Capabilities:
+    """What a store has, for those who would do something else without it.
 
-
-def locate(path: PathLike, options: Options) -> Location:
-    """What `path` names: a URL (`s3://`, `gs://`), or a path of this machine.
-
-    Raises:
-      DirectoryError: when the URL is of another kind, or incomplete.
+    Attributes:
+      atomic_rename: a checkpoint is written elsewhere and gets its name at once, so that one can be
+        replaced. Otherwise it is written in place, and a marker makes it visible.
+      locks: whether a writer that is gone can be told from one that lives. Otherwise what is not
+        committed is taken over by the next writer, and each attempt gives names of its own.
+      sizes: whether the sizes of files are known without reading them.
+      directories: whether there are directories, even empty ones.
+      rewrites: whether a file may be written again at once.
+      latency: whether an answer takes so long that many requests are made at a time, and bytes that
+        lie between two ranges are rather read than asked around.
     """
-    if isinstance(path, BucketPath):
-        return path
-    text = os.fspath(path)
-    for scheme in ("gs:/", "s3:/"):  # pathlib and epath make one slash of two
-        if text.startswith(scheme) and not text.startswith(f"{scheme}/"):
-            text = f"{scheme}/{text[len(scheme) :]}"
-    if options_module.is_url(text):
-        timeout_secs = min(options.timeout_secs, options.storage.timeout_secs)
-        return open_bucket(text, options.storage, timeout_secs)
-    return local.local_path(text)
+
+    atomic_rename: bool
+    locks: bool
+    sizes: bool
+    directories: bool
+    rewrites: bool
+    latency: bool
 
 
-def kvstore(
-    location: Location, context: ts.Context | None = None, *, fsync: bool = True
-) -> ts.KvStore:
-    """All files below `location`, to TensorStore.
+class FileStatus(NamedTuple):
+    """What is known of a file without reading it.
 
-    Args:
-      location: a directory.
-      context: what copies within it need to share; a bucket has its own.
-      fsync: whether what is written waits for the disk.
+    Attributes:
+      is_file: whether it is one, or
+      is_directory: a directory, and nothing special.
+      size: in bytes, and
+      seconds: when it was last changed, since 1970; both `None` in a store that does not say.
     """
-    if isinstance(location, BucketPath):
-        return location.kvstore()
-    import tensorstore as ts  # `flaxckpt ls` does without it, and numpy
 
-    spec = {"driver": "file", "path": f"{location}/", "file_io_sync": fsync}
-    return ts.KvStore.open(spec, context=context).result()
-
-
-def reached(location: Location) -> AbstractContextManager[None]:
-    """Explains what goes wrong in a block because a bucket cannot be used."""
-    return location.bucket.reached() if isinstance(location, BucketPath) else nullcontext()
+    is_file: bool
+    is_directory: bool
+    size: int | None
+    seconds: float | None
 
 
-def timeout_of(location: Location) -> float | None:
-    """How long the answer to a request is waited for, in seconds; a file system always answers."""
-    return location.bucket.timeout_secs if isinstance(location, BucketPath) else None
+class Stray(NamedTuple):
+    """Something in the directory of a run that is no committed step.
 
-
-def committing(
-    final: Location, attempt: str, options: Options, *, overwrite: bool
-) -> AbstractContextManager[Location]:
-    """A directory to write a checkpoint into; it is `final` when the block ends without an error.
-
-    Args:
-      final: where the checkpoint shall be; its parent exists.
-      attempt: the id of this attempt.
-      options: how to write.
-      overwrite: whether a checkpoint that is there may be replaced.
-
-    Raises:
-      StepExistsError: when there is one, or another writer is at it.
+    Attributes:
+      name: what it is called.
+      unfinished: what is known of a checkpoint that is not committed; empty for what is foreign.
     """
-    if isinstance(final, BucketPath):
-        return bucket.commit_by_claim(final, attempt, overwrite=overwrite)
-    way = local.commit_by_rename if options.atomic_rename else local.commit_by_marker
-    return way(final, attempt, overwrite=overwrite, fsync=options.fsync)
+
+    name: str
+    unfinished: str = ""
 
 
-def is_replaceable(final: Location, options: Options) -> bool:
-    """Whether a checkpoint at `final` can be replaced at once."""
-    return options.atomic_rename and not isinstance(final, BucketPath)
+class NewFiles(Protocol):
+    """Files that are being written, and are there when all of them are."""
+
+    def file(self, name: str, size: int) -> AbstractContextManager[WriteAt]:
+        """A file of `size` bytes, all of which are written in the block."""
 
 
-def prepare(parent: Location, options: Options) -> None:
-    """Makes sure that checkpoints can be written into `parent`.
+def already_there(path: object) -> StepExistsError:
+    """The error for a file that is there."""
+    return StepExistsError(f"there is {path} already. Pass overwrite=True to replace it.")
 
-    Raises:
-      DirectoryError: when they cannot.
+
+class WriteAt(Protocol):
+    """Writes bytes at an offset of a file."""
+
+    def __call__(self, offset: int, data: memoryview, /) -> None:
+        """Writes all of `data`."""
+
+
+class Store(Protocol):
+    """Where checkpoints lie."""
+
+    @property
+    def url(self) -> str:
+        """What comes before the names in it: `s3://bucket`, or nothing for the file system."""
+
+    @property
+    def can(self) -> Capabilities:
+        """What it has."""
+
+    @property
+    def timeout_secs(self) -> float | None:
+        """How long the answer to a request is waited for; a file system always answers."""
+
+    def reached(self) -> AbstractContextManager[None]:
+        """Explains what goes wrong in a block because the store cannot be used.
+
+        Raises:
+          StoreError: in that case.
+        """
+
+    def kvstore(self, at: Location, context: ts.Context | None = None) -> ts.KvStore:
+        """All files below `at`, to TensorStore; for copies between stores, in one `context`."""
+
+    def context(self, parent: ts.Context | None) -> ts.Context | None:
+        """What databases in it are opened with, where the caller would share `parent`."""
+
+    # Files
+
+    def stat(self, at: Location) -> FileStatus | None:
+        """What is known of a file; `None` when there is none. Buckets have no directories."""
+
+    def read(self, at: Location, start: int, stop: int | None) -> bytes:
+        """The bytes of a file from `start` to `stop`; fewer when it ends before.
+
+        Raises:
+          FileNotFoundError: when there is none.
+        """
+
+    def read_own(self, at: Location, limit: int) -> bytes:
+        """The bytes of a file that flaxckpt wrote: it is no link, and has at most `limit`.
+
+        Raises:
+          FileNotFoundError: when there is none.
+          OSError: when it is something else, larger, or cannot be read.
+        """
+
+    def fill(self, at: Location, offset: int, buffers: Sequence[memoryview]) -> int:
+        """Fills `buffers` from `offset` of a file; returns how many bytes the file lacks."""
+
+    def create(self, at: Location, data: bytes) -> bool:
+        """Writes a file, unless there is one; returns whether it has `data` now."""
+
+    def create_from(self, at: Location, blocks: Iterable[bytes]) -> None:
+        """Writes a new file of `blocks`, one after the other.
+
+        Raises:
+          FileExistsError: when there is one.
+        """
+
+    def blocks(self, at: Location) -> Iterator[bytes]:
+        """The bytes of a file that flaxckpt wrote, of any size.
+
+        Raises:
+          FileNotFoundError: when there is none.
+        """
+
+    def set_flag(self, at: Location, *, present: bool) -> None:
+        """Makes an empty file be there, or not, and stay so."""
+
+    def make_directory(self, at: Location) -> None:
+        """Makes a directory and its parents; buckets need none."""
+
+    def sync(self, at: Location) -> None:
+        """Waits until the disk has the names of all that is below `at`."""
+
+    def names(self, at: Location) -> list[str]:
+        """The names of all files below `at`, relative to it, sorted."""
+
+    def children(self, at: Location) -> list[str]:
+        """The names of the files and directories in `at`, sorted."""
+
+    def directories(self, at: Location) -> list[str]:
+        """The names of the directories in `at`, sorted; a bucket has no empty ones."""
+
+    def new_files(
+        self, final: Location, names: Sequence[str], old: Sequence[str], index: str
+    ) -> AbstractContextManager[NewFiles]:
+        """Files in the place of `old`; all are there when the block ends, or none.
+
+        Args:
+          final: what was asked for; the files lie beside it.
+          names: in the order in which they shall appear.
+          old: what is there.
+          index: of these, what names the others; it goes before they do.
+
+        Raises:
+          StepExistsError: when there is a file that is not in `old`.
+        """
+
+    # Checkpoints
+
+    def prepare(self, parent: Location) -> None:
+        """Makes sure that checkpoints can be written into `parent`.
+
+        Raises:
+          DirectoryError: when they cannot.
+        """
+
+    def commit(
+        self, final: Location, attempt: str, *, overwrite: bool
+    ) -> AbstractContextManager[Location]:
+        """Where to write a checkpoint; it is `final` when the block ends without an error.
+
+        Args:
+          final: where the checkpoint shall be; its parent is prepared.
+          attempt: the id of this attempt.
+          overwrite: whether a checkpoint that is there may be replaced.
+
+        Raises:
+          StepExistsError: when there is one, or another writer is at it.
+        """
+
+    def committed_by(self, final: Location) -> str | None:
+        """The attempt whose marker makes `final` visible; empty when its name does, else `None`."""
+
+    def discard(self, directory: Location) -> None:
+        """Removes what may be left where a checkpoint was to be written that is given up."""
+
+    def checkpoints(self, parent: Location) -> list[str]:
+        """The names of all that may be a checkpoint in `parent`."""
+
+    def take_over(self, parent: Location, name: str | None = None) -> Sequence[Location]:
+        """Removes what writers that are gone left unfinished in `parent`; returns what it was.
+
+        With `name` only that of the checkpoint of this name.
+        """
+
+    def remove(self, final: Location) -> None:
+        """Deletes a checkpoint, its name first; that somebody else has is no error."""
+
+    def strays(self, parent: Location, steps: Container[str]) -> Iterator[Stray]:
+        """All that is in `parent` beside `steps`, the names of the committed steps."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Location(os.PathLike[str]):
+    """A place in a store: a file, or a directory with all that is below it.
+
+    Attributes:
+      store: where it is.
+      key: the path there, without a slash at the beginning.
     """
-    if isinstance(parent, BucketPath):
-        bucket.check_conditions(parent)
-        return
-    local.make_directory(parent, fsync=options.fsync)
-    local.check_writable(parent)
 
+    store: Store
+    key: str
 
-def remove_abandoned(
-    parent: Location, options: Options, name: str | None = None
-) -> Sequence[Location]:
-    """Removes what writers that are gone left unfinished in `parent`; returns what was removed.
+    def __truediv__(self, name: str) -> Location:
+        """What is called `name` below this."""
+        return Location(self.store, f"{self.key}/{name}" if self.key else name)
 
-    Args:
-      parent: where it lies.
-      options: how checkpoints are written there.
-      name: only that of the checkpoint of this name.
-    """
-    if isinstance(parent, BucketPath):
-        return bucket.take_over(parent, name)
-    # Looking into every step for a claim is only needed where steps are written in place.
-    look = name is not None or not options.atomic_rename
-    return local.remove_abandoned(parent, name, claims=look)
+    def __str__(self) -> str:
+        """The path, or the URL."""
+        return f"{self.store.url}/{self.key}"
 
+    def __fspath__(self) -> str:
+        """The same, for functions that take any path."""
+        return str(self)
 
-def remove(final: Location, *, fsync: bool) -> None:
-    """Deletes a checkpoint, its name first."""
-    if isinstance(final, BucketPath):
-        bucket.remove(final)
-    else:
-        local.remove(final, fsync=fsync)
+    @property
+    def name(self) -> str:
+        """The last part."""
+        return self.key.rpartition("/")[2]
 
+    @property
+    def parent(self) -> Location:
+        """All but the last part."""
+        return Location(self.store, self.key.rpartition("/")[0])
 
-def committed_by(final: Location) -> str | None:
-    """The attempt whose marker makes `final` visible; empty when its name does, `None` if nothing.
+    def exists(self) -> bool:
+        """Whether there is a file, or a directory where the store has such."""
+        return self.store.stat(self) is not None
 
-    A directory that was renamed into place needs no marker.
-    """
-    if isinstance(final, BucketPath):
-        return bucket.committed_by(final)
-    return (local.marked(final) or "") if local.is_committed(final) else None
+    def is_file(self) -> bool:
+        """Whether there is a file."""
+        found = self.store.stat(self)
+        return found is not None and found.is_file
 
+    def read(self, start: int = 0, stop: int | None = None) -> bytes:
+        """The bytes of the file from `start` to `stop`; fewer when it ends before.
 
-def listed(parent: Location) -> list[str]:
-    """The names of all that may be a checkpoint in `parent`."""
-    if isinstance(parent, BucketPath):
-        return bucket.claimed(parent)
-    try:
-        return [path.name for path in parent.iterdir()]
-    except (FileNotFoundError, NotADirectoryError):
-        return []
+        Raises:
+          FileNotFoundError: when there is none.
+        """
+        return self.store.read(self, start, stop)
 
+    def create(self, data: bytes) -> None:
+        """Writes a new file.
 
-def files(location: Location) -> list[str]:
-    """The names of all files below `location`, relative to it."""
-    if isinstance(location, BucketPath):
-        return location.names()
-    found = (path for path in location.rglob("*") if not path.is_dir())
-    return sorted(str(path.relative_to(location)) for path in found)
+        Raises:
+          FileExistsError: when there is one.
+        """
+        if not self.store.create(self, data):
+            raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
 
-
-def make_child(parent: Location, name: str) -> Location:
-    """A new directory in `parent`; buckets have none."""
-    child = parent / name
-    if isinstance(child, Path):
-        child.mkdir(parents=True)
-    return child
-
-
-def read_file(path: Location, limit: int) -> bytes:
-    """The bytes of a file of at most `limit` bytes.
-
-    Raises:
-      FileNotFoundError: when there is none.
-      StoreError: when a bucket cannot be read.
-      OSError: when it is no file, or larger.
-    """
-    if isinstance(path, Path):
-        return local.read_file(path, limit)
-    if (found := path.read()) is None:
-        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(path))
-    if len(found) > limit:
-        raise OSError(errno.EFBIG, f"it has more than {limit} bytes", str(path))
-    return found
-
-
-def write_file(path: Location, data: bytes, *, fsync: bool) -> None:
-    """Writes a new file.
-
-    Raises:
-      FileExistsError: when there is one.
-    """
-    if isinstance(path, Path):
-        local.write_file(path, data, fsync=fsync)
-    elif not path.create(data):
-        raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(path))
-
-
-def key_values(parent: Location, name: str) -> StorageKeyValueStore:
-    """The key-value store called `name`, for a job without a coordination service."""
-    directory = layout.temporary_name(layout.KEY_VALUES, name[:12], layout.ALL_HOSTS)
-    return StorageKeyValueStore(kvstore(parent / directory))
-
-
-def set_flag(path: Location, value: bool, *, fsync: bool) -> None:
-    """Makes an empty file be there, or not."""
-    if isinstance(path, BucketPath):
-        if value:
-            path.create(b"")
-        else:
-            path.delete()
-        return
-    if value:
-        path.touch()
-    else:
-        path.unlink(missing_ok=True)
-    if fsync:
-        local.fsync_path(path.parent)
+    def children(self) -> list[str]:
+        """The names of the files and directories in it, sorted."""
+        return self.store.children(self)

@@ -13,6 +13,7 @@ import flaxckpt
 from flaxckpt.store import layout
 from flaxckpt.store.ocdbt import read_index
 from tests.cli.shell import Shell
+from tests.stores import at
 
 
 def state(step):
@@ -61,7 +62,7 @@ def shell(capsys):
 
 def damage(checkpoint):
     """Flips a bit of a chunk of the kernel."""
-    place = read_index(checkpoint / "state")["params.dense.kernel/c/1/0"]
+    place = read_index(at(checkpoint / "state"))["params.dense.kernel/c/1/0"]
     with open(checkpoint / "state" / place.file, "r+b") as file:
         file.seek(place.offset)
         byte = file.read(1)[0]

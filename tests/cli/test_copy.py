@@ -1,6 +1,7 @@
 """`flaxckpt cp`."""
 
 import os
+import pathlib
 import shutil
 
 import pytest
@@ -75,17 +76,16 @@ def test_a_copy_that_fails_is_never_there(made, shell, tmp_path, monkeypatch):
 
 
 def test_what_is_read_from_the_copy_must_be_what_was_written(made, shell, tmp_path, monkeypatch):
-    from flaxckpt.cli import cp
+    from flaxckpt.store.local import LocalStore
 
-    real = cp._to_disk
+    real = LocalStore.create_from
 
-    def flipping(source, target, fsync):
-        result = real(source, target, fsync)
-        if target.stat().st_size > 3000:
-            target.write_bytes(b"x" + target.read_bytes()[1:])
-        return result
+    def flipping(self, at, blocks):
+        real(self, at, blocks)
+        if (path := pathlib.Path(at)).stat().st_size > 3000:
+            path.write_bytes(b"x" + path.read_bytes()[1:])
 
-    monkeypatch.setattr(cp, "_to_disk", flipping)
+    monkeypatch.setattr(LocalStore, "create_from", flipping)
     assert "is not what was written" in shell.error("cp", made / "2", tmp_path / "out" / "x")
     assert os.listdir(tmp_path / "out") == []
 
@@ -158,7 +158,7 @@ def test_a_step_that_was_saved_to_a_bucket(capsys, tmp_path):
 
 def test_a_copy_to_a_bucket_that_was_cut_short_is_done_again(made, capsys, tmp_path, monkeypatch):
     from flaxckpt.cli import cp
-    from flaxckpt.store import bucket
+    from flaxckpt.store.bucket import BucketStore
 
     with stores.opened("s3", tmp_path) as store:
         shell, url = Shell(capsys, *arguments(store)), store.url("run/2")
@@ -173,7 +173,9 @@ def test_a_copy_to_a_bucket_that_was_cut_short_is_done_again(made, capsys, tmp_p
         real = cp.copy_file
         with monkeypatch.context() as patch:
             patch.setattr(cp, "copy_file", dying)
-            patch.setattr(bucket, "_remove", lambda final, attempt: None)  # no time to clean up
+            patch.setattr(
+                BucketStore, "_remove", lambda self, final, attempt: None
+            )  # no time to clean up
             assert "dead" in shell.error("cp", made / "2", url)
         assert store.objects("run") != []
         assert shell.json("ls", store.url("run"))[0]["steps"] == []

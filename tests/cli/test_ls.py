@@ -8,11 +8,11 @@ import time
 import pytest
 
 import flaxckpt
-from flaxckpt import Options
 from flaxckpt.store import layout
 from tests import stores
 from tests.cli.conftest import state
 from tests.cli.shell import SAMPLES, Shell, arguments
+from tests.stores import at
 
 
 def test_steps_with_age_size_metrics_and_notes(made, shell):
@@ -60,14 +60,12 @@ def test_a_step_whose_metadata_are_damaged_is_named(run_dir, shell):
 
 
 def test_a_step_that_is_being_written(tmp_path, shell):
-    from flaxckpt.store import store as store_store
-
-    final = tmp_path / "3"
-    with store_store.committing(final, "0123456789ab", Options(), overwrite=False):
+    final = at(tmp_path / "3")
+    with final.store.commit(final, "0123456789ab", overwrite=False):
         assert "(being written)" in shell("ls", tmp_path).out
     with pytest.raises(RuntimeError, match="stop"):
-        in_place = Options(atomic_rename=False)
-        with store_store.committing(final, "0123456789ab", in_place, overwrite=False):
+        final = at(tmp_path / "3", atomic_rename=False)
+        with final.store.commit(final, "0123456789ab", overwrite=False):
             assert "unfinished: 3 (being written)" in shell("ls", tmp_path).out
             raise RuntimeError("stop")
 

@@ -16,6 +16,7 @@ import json
 import os
 import shutil
 import sys
+from pathlib import Path
 from unittest import mock
 
 import jax
@@ -78,7 +79,7 @@ def _fsync_and_forget(fd, fsync=os.fsync):
 
 def _delete_then_write(job, pieces, collective, *, write=flaxckpt.run.writer.write):
     """`write` that makes room first."""
-    final = job.final
+    final = Path(job.final)
     old = {"1": final, "2": final.with_name("0")}.get(final.name)
     if old is not None and old.exists():
         remove(old, fsync=True)

@@ -11,6 +11,7 @@ import flaxckpt
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.formats import big_vision
 from flaxckpt.testing import differences
+from tests import stores
 from tests.formats.flax_states import SAMPLES, moments, train_state
 
 SAMPLE = SAMPLES / "big_vision"
@@ -84,7 +85,7 @@ def test_the_npz_form_is_read():
 
 def test_a_compressed_npz_is_read_array_by_array(tmp_path):
     np.savez_compressed(tmp_path / "x.npz", **{"a/b": np.zeros(10000), "c": np.int32(4)})
-    tree = big_vision.read(tmp_path / "x.npz")
+    tree = big_vision.read(stores.at(tmp_path / "x.npz"))
     assert tree["a"]["b"].spec.shape == (10000,)
     found = flaxckpt.restore(tmp_path / "x.npz", as_numpy=True)
     wanted = {"a": {"b": np.zeros(10000)}, "c": np.array(4, np.int32)}

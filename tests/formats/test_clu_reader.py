@@ -8,6 +8,7 @@ import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats import clu
 from flaxckpt.formats.detect import find_reader
+from tests import stores
 from tests.formats.flax_states import SAMPLES, train_state
 from tests.trees import assert_same
 
@@ -71,16 +72,16 @@ def test_a_cut_file_is_damaged(copy):
 
 
 def test_only_such_directories_are_claimed(copy):
-    assert find_reader(copy) is clu
-    assert find_reader(copy / "ckpt-1.flax") is clu
-    assert find_reader(copy / "checkpoint") is None
+    assert find_reader(stores.at(copy)) is clu
+    assert find_reader(stores.at(copy / "ckpt-1.flax")) is clu
+    assert find_reader(stores.at(copy / "checkpoint")) is None
     (copy / "checkpoint").unlink()
-    assert find_reader(copy) is None
-    assert not clu.detect(copy / "ckpt-9.flax")
-    assert not clu.detect(copy / "missing")
+    assert find_reader(stores.at(copy)) is None
+    assert not clu.detect(stores.at(copy / "ckpt-9.flax"))
+    assert not clu.detect(stores.at(copy / "missing"))
 
 
 def test_checkpoints_of_tensorflow_are_not_claimed(copy):
     for file in copy.glob("*.flax"):
         file.unlink()
-    assert not clu.detect(copy)
+    assert not clu.detect(stores.at(copy))

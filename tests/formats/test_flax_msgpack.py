@@ -23,6 +23,7 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.formats import flax_msgpack
+from tests import stores
 from tests.formats import flax_states
 from tests.formats.flax_states import SAMPLES
 from tests.trees import assert_same
@@ -254,20 +255,20 @@ NOT_STATES = {
 @pytest.mark.parametrize("name", NOT_STATES)
 def test_other_files_are_not_claimed(tmp_path, name):
     (tmp_path / "f").write_bytes(NOT_STATES[name])
-    assert not flax_msgpack.detect(tmp_path / "f")
+    assert not flax_msgpack.detect(stores.at(tmp_path / "f"))
 
 
 def test_directories_are_not_claimed(tmp_path):
-    assert not flax_msgpack.detect(tmp_path)
-    assert not flax_msgpack.detect(tmp_path / "missing")
+    assert not flax_msgpack.detect(stores.at(tmp_path))
+    assert not flax_msgpack.detect(stores.at(tmp_path / "missing"))
 
 
 @pytest.mark.parametrize("count", [1, 15, 16, 70_000])
 def test_dicts_of_any_size_are_claimed(tmp_path, count):
     tree = {f"{'k' * 50}{i}": i for i in range(count)}
     (tmp_path / "f").write_bytes(serialization.to_bytes(tree))
-    assert flax_msgpack.detect(tmp_path / "f")
-    assert flax_msgpack.read(tmp_path / "f") == tree
+    assert flax_msgpack.detect(stores.at(tmp_path / "f"))
+    assert flax_msgpack.read(stores.at(tmp_path / "f")) == tree
 
 
 def test_a_cut_file_is_damaged(tmp_path):

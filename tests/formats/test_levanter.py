@@ -12,6 +12,7 @@ import flaxckpt
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.formats import levanter
 from flaxckpt.testing import differences
+from tests import stores
 from tests.formats.flax_states import SAMPLES, moments, train_state
 
 SAMPLE = SAMPLES / "levanter/step-7"
@@ -44,20 +45,20 @@ def test_a_target_of_jax_arrays_takes_it():
 
 def test_nothing_is_read_before_it_is_asked_for(copy):
     (copy / "params/Dense_0/kernel/0.0").unlink()
-    tree = levanter.read(copy)
+    tree = levanter.read(stores.at(copy))
     assert tree["params"]["Dense_0"]["kernel"].array.shape == (3, 2)
 
 
 def test_without_metadata_it_is_not_committed(copy):
     (copy / "metadata.json").unlink()
-    assert not levanter.detect(copy)
+    assert not levanter.detect(stores.at(copy))
     with pytest.raises(CheckpointNotFoundError, match="levanter: a directory with a metadata.json"):
         flaxckpt.restore(copy)
 
 
 def test_other_metadata_are_not_taken_for_it(copy):
     (copy / "metadata.json").write_text('{"model": "x"}')
-    assert not levanter.detect(copy)
+    assert not levanter.detect(stores.at(copy))
 
 
 @pytest.mark.parametrize(

@@ -158,14 +158,14 @@ def test_samples_of_old_versions_are_read(name):
 
 
 def test_every_sample_is_in_the_table():
-    found = {str(p.relative_to(ROOT)) for p in ROOT.glob("**/") if orbax.detect(p)}
+    found = {str(p.relative_to(ROOT)) for p in ROOT.glob("**/") if orbax.detect(stores.at(p))}
     inside = {name for name in found if name.endswith("mgr2/3/params")}
     assert found - inside == SAMPLE_TREES.keys()
 
 
 def test_failed_saves_are_no_checkpoints():
     (failed,) = ROOT.glob("0.2.7/pt_str.orbax-checkpoint-tmp-*")
-    assert not orbax.detect(failed)
+    assert not orbax.detect(stores.at(failed))
     with pytest.raises(CheckpointNotFoundError, match="Orbax: a directory with _METADATA"):
         flaxckpt.restore(failed)
 
@@ -306,7 +306,9 @@ def test_v1_partial_saves(tmp_path):
     pending = list(tmp_path.glob("p.partial_save/*"))
     assert len(pending) == 2
     states = [path / "state" for path in pending]
-    assert not any(orbax.detect(path) for path in (*pending, *states, tmp_path / "p.partial_save"))
+    assert not any(
+        orbax.detect(stores.at(path)) for path in (*pending, *states, tmp_path / "p.partial_save")
+    )
     v1.partial.finalize(tmp_path / "p")
     assert len(list((tmp_path / "p/state").glob("ocdbt.process_*"))) == 2
     wanted = {"a": jnp.arange(600.0), "b": {"c": jnp.ones(2), "d": jnp.zeros(700)}, "i": 1}
@@ -337,7 +339,7 @@ def test_unfinished_items_are_left_out(tmp_path, many):
     path = shutil.copytree(many, tmp_path / "3")
     (path / "state").rename(path / "state.orbax-checkpoint-tmp")
     assert "state" not in " ".join(restored(path))
-    assert not orbax.detect(path / "state.orbax-checkpoint-tmp")
+    assert not orbax.detect(stores.at(path / "state.orbax-checkpoint-tmp"))
 
 
 # Old forms that the samples lack
@@ -593,16 +595,16 @@ def test_damaged_items(tmp_path, many):
 
 def test_flaxckpt_and_others_are_left_alone(tmp_path):
     flaxckpt.save(tmp_path / "ours", {"w": jnp.ones(2)})
-    assert not orbax.detect(tmp_path / "ours")
-    assert not orbax.detect(tmp_path / "ours/state")
+    assert not orbax.detect(stores.at(tmp_path / "ours"))
+    assert not orbax.detect(stores.at(tmp_path / "ours/state"))
     for path in SAMPLES.rglob("*"):
         if ROOT not in path.parents:
-            assert not orbax.detect(path), path
+            assert not orbax.detect(stores.at(path)), path
 
 
 def test_a_damaged_checkpoint_of_ours_is_still_ours(tmp_path):
     flaxckpt.save(tmp_path / "ours", {"w": jnp.ones(2)})
     metadata = tmp_path / "ours/state/_METADATA"
     metadata.write_bytes(metadata.read_bytes()[:-3])
-    assert not orbax.detect(tmp_path / "ours")
-    assert not orbax.detect(tmp_path / "ours/state")
+    assert not orbax.detect(stores.at(tmp_path / "ours"))
+    assert not orbax.detect(stores.at(tmp_path / "ours/state"))

@@ -21,6 +21,7 @@ from flaxckpt.formats import t5x
 from flaxckpt.formats.detect import find_reader
 from flaxckpt.sharding.chunks import Region
 from flaxckpt.source.leaf import Leaf
+from tests import stores
 from tests.formats.flax_states import SAMPLES, f32, moments
 from tests.trees import assert_same
 
@@ -125,12 +126,12 @@ def test_sample_of_t5x_itself():
 
 
 def test_only_t5x_is_claimed(step, tmp_path):
-    assert find_reader(step) is t5x
-    assert find_reader(step / "checkpoint") is t5x
-    assert find_reader(T5X / "real_tiny_t5" / "checkpoint_1") is t5x
-    assert not t5x.detect(tmp_path)
+    assert find_reader(stores.at(step)) is t5x
+    assert find_reader(stores.at(step / "checkpoint")) is t5x
+    assert find_reader(stores.at(T5X / "real_tiny_t5" / "checkpoint_1")) is t5x
+    assert not t5x.detect(stores.at(tmp_path))
     for sample in ("flax_legacy/checkpoint_1", "clu", "orbax/0.2.7/pt", "orbax/0.2.7/agg"):
-        assert not t5x.detect(SAMPLES / sample)
+        assert not t5x.detect(stores.at(SAMPLES / sample))
 
 
 @pytest.mark.parametrize(
@@ -138,12 +139,12 @@ def test_only_t5x_is_claimed(step, tmp_path):
 )
 def test_other_keys_are_not_claimed(tmp_path, tree):
     (tmp_path / "checkpoint").write_bytes(serialization.to_bytes(tree))
-    assert not t5x.detect(tmp_path)
+    assert not t5x.detect(stores.at(tmp_path))
 
 
 def test_unfinished_directories_are_not_claimed(step):
     path = step.rename(f"{step}.tmp-1700000000")
-    assert find_reader(path) is None
+    assert find_reader(stores.at(path)) is None
 
 
 def test_chunks_and_compression_are_those_of_the_array(step):
@@ -185,7 +186,9 @@ def test_bfloat16_as_uint16(step, version):
 def test_bfloat16_in_parts(step):
     values = np.arange(8, dtype=ml_dtypes.bfloat16).reshape(4, 2)
     write_array(step, "words", values.view(np.uint16), (1, 2))
-    leaf = t5x.read(write(step, {"target": spec("words", values, dtype="uint16")}, 2))["params"]
+    leaf = t5x.read(stores.at(write(step, {"target": spec("words", values, dtype="uint16")}, 2)))[
+        "params"
+    ]
     assert (leaf.spec.dtype, leaf.array.shape, leaf.array.chunks) == ("bfloat16", (4, 2), (1, 2))
     assert leaf.array.sharding is None
     (part,) = leaf.array.read([Region((2, 1), (2, 1))])
@@ -262,7 +265,7 @@ def chunk_reads():
 
 
 def test_only_the_chunks_that_are_needed_are_read(step):
-    leaf = t5x.read(step)["params"]["w"]
+    leaf = t5x.read(stores.at(step))["params"]["w"]
     assert isinstance(leaf, Leaf)
     assert leaf.array.chunks == (8, 8)
     before = chunk_reads()
@@ -274,7 +277,7 @@ def test_only_the_chunks_that_are_needed_are_read(step):
 def test_nothing_is_read_before_it_is_needed(step):
     for file in (step / "target.w").glob("[0-9]*"):
         file.unlink()
-    leaf = t5x.read(step)["params"]["w"]
+    leaf = t5x.read(stores.at(step))["params"]["w"]
     with pytest.raises(errors.CorruptCheckpointError, match=r"target\.w"):
         leaf.array.read([Region((0, 0), (1, 1))])
 
@@ -334,7 +337,7 @@ def test_what_the_array_itself_knows_is_not_needed(step, change):
 def test_other_versions(step, version):
     write(step, {"target": 1}, version)
     with pytest.raises(errors.UnsupportedFormatError, match="reads 2 and 3"):
-        t5x.read(step)
+        t5x.read(stores.at(step))
 
 
 @pytest.mark.parametrize("optimizer", [1, {"state": 3}, None], ids=str)
@@ -350,4 +353,4 @@ def test_a_damaged_file(step):
         restored(step)
     (step / "checkpoint").write_bytes(msgpack.packb([1]))
     with pytest.raises(errors.CorruptCheckpointError, match="not what T5X writes"):
-        t5x.read(step)
+        t5x.read(stores.at(step))

@@ -13,6 +13,7 @@ from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.formats import zarr
 from flaxckpt.formats.zarr import ZarrName, open_all, open_zarr
 from flaxckpt.sharding.chunks import Region, whole
+from tests import stores
 
 DTYPES = [
     "bool", "int4", "int8", "uint8", "int64", "uint64", "float16", "bfloat16", "float32",
@@ -46,7 +47,7 @@ def write(directory, name, values, chunks=None, *, zarr3=False, ocdbt=False):
 def damage(directory, settings=(), array="a"):
     """What opening and reading an array says."""
     with pytest.raises(CorruptCheckpointError) as error:
-        opened = open_zarr(directory, array, **dict(settings))
+        opened = open_zarr(stores.at(directory), array, **dict(settings))
         opened.read([whole(opened.shape)])
     assert "\n" not in str(error.value)
     return str(error.value)
@@ -57,7 +58,7 @@ def damage(directory, settings=(), array="a"):
 def test_values_and_dtypes_come_back(tmp_path, name, settings):
     values = np.arange(6).reshape(2, 3).astype(dtype_of(name))
     write(tmp_path, "a.b", values, **settings)
-    array = open_zarr(tmp_path, "a.b", **settings)
+    array = open_zarr(stores.at(tmp_path), "a.b", **settings)
     assert (array.dtype, array.shape, array.chunks) == (name, (2, 3), (2, 3))
     (found,) = array.read([whole((2, 3))])
     assert found.dtype == values.dtype
@@ -67,7 +68,7 @@ def test_values_and_dtypes_come_back(tmp_path, name, settings):
 def test_arrays_of_no_axes_and_of_no_elements(tmp_path):
     write(tmp_path, "scalar", np.array(2.5))
     write(tmp_path, "empty", np.zeros((0, 3)), (1, 3))
-    scalar, empty = open_all(tmp_path, ["scalar", "empty"])
+    scalar, empty = open_all(stores.at(tmp_path), ["scalar", "empty"])
     assert (scalar.shape, scalar.read([whole(())])[0]) == ((), 2.5)
     assert empty.read([whole((0, 3))])[0].shape == (0, 3)
 
@@ -77,7 +78,7 @@ def test_only_the_chunks_that_a_region_touches_are_read(tmp_path):
     write(tmp_path, "a", values, (2, 3))
     for chunk in ("0.0", "0.1", "1.1"):
         (tmp_path / "a" / chunk).unlink()
-    array = open_zarr(tmp_path, "a")
+    array = open_zarr(stores.at(tmp_path), "a")
     assert array.chunks == (2, 3)
     low, high = array.read([Region((2, 1), (1, 2)), Region((3, 0), (1, 3))])
     assert low.tolist() == [[13.0, 14.0]]
@@ -88,7 +89,7 @@ def test_a_missing_chunk_is_damage_or_zeros(tmp_path):
     write(tmp_path, "a", np.ones(4, np.float32), (2,))
     (tmp_path / "a" / "1").unlink()
     assert "chunk {1} stored at" in damage(tmp_path)
-    array = open_zarr(tmp_path, "a", missing_as_zero=True)
+    array = open_zarr(stores.at(tmp_path), "a", missing_as_zero=True)
     assert array.read([whole((4,))])[0].tolist() == [1, 1, 0, 0]
 
 
@@ -139,20 +140,22 @@ def test_metadata_are_assumed_where_there_are_none(tmp_path):
     (tmp_path / "a/.zarray").unlink()
     metadata = {key: zarray[key] for key in ("shape", "chunks", "compressor")}
     wanted = ZarrName("a", {"dtype": "float32", "metadata": metadata, "kvstore": "elsewhere"})
-    assert open_zarr(tmp_path, wanted).read([whole((3, 2))])[0].tolist() == values.tolist()
+    assert (
+        open_zarr(stores.at(tmp_path), wanted).read([whole((3, 2))])[0].tolist() == values.tolist()
+    )
 
 
 def test_metadata_that_are_there_win_over_assumed_ones(tmp_path):
     write(tmp_path, "a", np.arange(6.0), (3,))
     wanted = ZarrName("a", {"dtype": "int8", "metadata": {"shape": [2], "chunks": [2]}})
-    array = open_zarr(tmp_path, wanted)
+    array = open_zarr(stores.at(tmp_path), wanted)
     assert (array.dtype, array.shape, array.chunks) == ("float64", (6,), (3,))
 
 
 @pytest.mark.parametrize("name", ["../a", "a/../../b", "/etc", "a/./b", "a\0"])
 def test_no_name_leads_out_of_the_directory(tmp_path, name):
     with pytest.raises(CorruptCheckpointError, match="which is not inside of it"):
-        open_zarr(tmp_path, name)
+        open_zarr(stores.at(tmp_path), name)
 
 
 ZARRAY = {
@@ -178,14 +181,14 @@ def test_what_an_array_claims_is_checked(tmp_path, changed, problem):
     (tmp_path / "a").mkdir()
     (tmp_path / "a/.zarray").write_text(json.dumps(ZARRAY | changed))
     with pytest.raises(CorruptCheckpointError) as error:
-        open_zarr(tmp_path, "a", missing_as_zero=True)
+        open_zarr(stores.at(tmp_path), "a", missing_as_zero=True)
     assert problem in str(error.value)
 
 
 def test_what_the_system_refuses_is_no_damage(tmp_path):
     message = "PERMISSION_DENIED: x [os_error_code='13' source locations='y']"
     with pytest.raises(OSError, match="PERMISSION_DENIED: x") as error:
-        with zarr.explained(tmp_path, "a"):
+        with zarr.explained(stores.at(tmp_path), "a"):
             raise ValueError(message)
     assert error.value.errno == errno.EACCES
 
@@ -197,6 +200,6 @@ def test_all_arrays_are_opened_at_once(tmp_path, monkeypatch):
     start, finish = zarr._Opener.start, zarr._Opener.finish
     monkeypatch.setattr(zarr._Opener, "start", lambda *a: events.append("start") or start(*a))
     monkeypatch.setattr(zarr._Opener, "finish", lambda *a: events.append("finish") or finish(*a))
-    arrays = open_all(tmp_path, [f"a{i}" for i in range(5)])
+    arrays = open_all(stores.at(tmp_path), [f"a{i}" for i in range(5)])
     assert events == ["start"] * 5 + ["finish"] * 5
     assert [a.read([whole((2,))])[0][0] for a in arrays] == [0, 1, 2, 3, 4]

@@ -25,6 +25,7 @@ from flaxckpt.metadata.step_metadata import (
     read,
 )
 from flaxckpt.store.layout import CHECKPOINT_METADATA
+from tests import stores
 
 EXAMPLE = CheckpointMetadata("0123456789ab", 1, 2**60, {"loss": 0.5}, {"git": "abc", "n": [1, {}]})
 _json = st.recursive(
@@ -43,7 +44,7 @@ def file(tmp_path):
 
 
 def test_what_was_written_is_read(file):
-    assert read(file.parent) == EXAMPLE
+    assert read(stores.at(file.parent)) == EXAMPLE
 
 
 @given(st.dictionaries(st.text(), st.floats()), st.dictionaries(st.text(max_size=3), _json))
@@ -51,7 +52,7 @@ def test_all_metrics_and_metadata_come_back(tmp_path_factory, metrics, metadata)
     path = tmp_path_factory.mktemp("c")
     written = CheckpointMetadata("0123456789ab", 1, 2, metrics, metadata)
     (path / CHECKPOINT_METADATA).write_bytes(encode(written))
-    assert repr(read(path)) == repr(written)
+    assert repr(read(stores.at(path))) == repr(written)
 
 
 def test_every_changed_byte_is_found(file):
@@ -59,7 +60,7 @@ def test_every_changed_byte_is_found(file):
     for at in range(len(text)):
         file.write_bytes(text[:at] + bytes([text[at] ^ 1]) + text[at + 1 :])
         with pytest.raises(FlaxckptError):
-            read(file.parent)
+            read(stores.at(file.parent))
 
 
 def test_every_truncation_is_found(file):
@@ -67,7 +68,7 @@ def test_every_truncation_is_found(file):
     for end in range(len(text)):
         file.write_bytes(text[:end])
         with pytest.raises(FlaxckptError):
-            read(file.parent)
+            read(stores.at(file.parent))
 
 
 def test_orbax_finds_its_members(file):
@@ -79,13 +80,13 @@ def test_orbax_finds_its_members(file):
 def test_where_there_is_no_file_there_is_no_checkpoint(tmp_path, name):
     (tmp_path / "file").write_text("")
     with pytest.raises(CheckpointNotFoundError, match="holds no checkpoint of flaxckpt"):
-        read(tmp_path / name)
+        read(stores.at(tmp_path / name))
 
 
 def test_a_checkpoint_of_orbax_is_not_ours(file):
     file.write_bytes(b'{"item_handlers": {}, "metrics": {}, "custom_metadata": {}}')
     with pytest.raises(CheckpointNotFoundError, match="was not written by flaxckpt"):
-        read(file.parent)
+        read(stores.at(file.parent))
 
 
 def test_a_newer_format_is_refused_as_such(file):
@@ -93,7 +94,7 @@ def test_a_newer_format_is_refused_as_such(file):
     ours = {"format": 99, "attempt": "x"}
     file.write_bytes(sealed_json.seal({"custom_metadata": {"flaxckpt": ours}}))
     with pytest.raises(UnsupportedFormatError, match="is of format 99"):
-        read(file.parent)
+        read(stores.at(file.parent))
     assert data["custom_metadata"]["flaxckpt"]["format"] == 1
 
 
@@ -109,7 +110,7 @@ def test_members_of_the_wrong_type_are_corrupt(file, change):
     data["custom_metadata"] = data.pop("custom_metadata")  # the seal goes to its end
     file.write_bytes(sealed_json.seal(data))
     with pytest.raises(CorruptCheckpointError, match="is damaged"):
-        read(file.parent)
+        read(stores.at(file.parent))
 
 
 @pytest.mark.parametrize(

@@ -23,7 +23,7 @@ class Point:
     Attributes:
       function: one that the save calls.
       after: whether it dies when the function has returned, not when it is called.
-      key: only in a call one of whose first two arguments matches this.
+      key: only in a call one of whose first three arguments matches this.
       commits: whether the step is committed then, or by the others.
     """
 
@@ -39,7 +39,7 @@ class Point:
         function = getattr(owner, name)
 
         def deadly(*args, **kwargs):
-            meant = any(re.search(self.key, str(argument)) for argument in args[:2])
+            meant = any(re.search(self.key, str(argument)) for argument in args[:3])
             if meant and not self.after:
                 context.die()
             result = function(*args, **kwargs)
@@ -83,12 +83,12 @@ ON_DISK = {
     "after the rename": Point("flaxckpt.store.local._make_visible", after=True, commits=True),
 }
 IN_A_BUCKET = {
-    "after the claim": Point("flaxckpt.store.bucket._claim", after=True),
-    "before the marker": Point("flaxckpt.store.bucket.BucketPath.write", key=MARKER),
-    "after the marker": Point("flaxckpt.store.bucket.BucketPath.write", True, MARKER),
-    "before the claim says so": Point("flaxckpt.store.bucket.BucketPath.replace", key=WRITING),
+    "after the claim": Point("flaxckpt.store.bucket.BucketStore._claim", after=True),
+    "before the marker": Point("flaxckpt.store.bucket.BucketStore._put", key=MARKER),
+    "after the marker": Point("flaxckpt.store.bucket.BucketStore._put", True, MARKER),
+    "before the claim says so": Point("flaxckpt.store.bucket.BucketStore.replace", key=WRITING),
     "after the claim says so": Point(
-        "flaxckpt.store.bucket.BucketPath.replace", True, WRITING, commits=True
+        "flaxckpt.store.bucket.BucketStore.replace", True, WRITING, commits=True
     ),
 }
 

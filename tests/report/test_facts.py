@@ -11,10 +11,11 @@ from flaxckpt.report.facts import Facts, Save, Step, gather, merged, saves_of
 from flaxckpt.run.run import Run
 from flaxckpt.store import layout
 from tests.report import sample
+from tests.stores import at
 
 
 def of(directory, **how):
-    return gather(Run(directory, fsync=False), **how)
+    return gather(Run(at(directory)), **how)
 
 
 def test_the_time_between_saves_is_that_in_which_the_loop_trained():

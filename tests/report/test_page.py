@@ -19,6 +19,7 @@ from flaxckpt.run.run import Run
 from tests import stores
 from tests.cli.shell import arguments
 from tests.report import browser, sample
+from tests.stores import at
 
 IMAGE = Path(__file__).parents[2] / "docs" / "images" / "report.png"
 SCREENSHOT = "FLAXCKPT_SCREENSHOT"
@@ -123,7 +124,7 @@ def test_differences_that_would_be_too_much_to_read_are_left_out(made, tmp_path)
 def test_a_run_with_one_step_and_nothing_else(tmp_path):
     pytest.importorskip("plotly")
     flaxckpt.save(tmp_path / "run" / "3", {"w": np.zeros((0, 3))})
-    facts = write_report(Run(tmp_path / "run", fsync=False), tmp_path / "report.html")
+    facts = write_report(Run(at(tmp_path / "run")), tmp_path / "report.html")
     text = words((tmp_path / "report.html").read_text())
     assert [step.step for step in facts.kept] == [3]
     assert "saved without metrics" in text
@@ -154,7 +155,7 @@ def test_a_damaged_array_is_said_and_the_rest_is_there(tmp_path):
     content = bytearray(data.read_bytes())
     content[len(content) // 2] ^= 1
     data.write_bytes(content)
-    write_report(Run(tmp_path / "run", fsync=False), tmp_path / "report.html")
+    write_report(Run(at(tmp_path / "run")), tmp_path / "report.html")
     text = words((tmp_path / "report.html").read_text())
     assert "This could not be computed" in text
     assert 'id="plot-sizes"' in text

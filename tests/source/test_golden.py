@@ -25,6 +25,7 @@ from flax.core import freeze
 
 import flaxckpt
 from flaxckpt.run.run import Run, history
+from tests.stores import at
 from tests.trees import assert_same
 
 GOLDEN = sorted((Path(__file__).parents[1] / "golden").glob("format_*"))
@@ -183,7 +184,7 @@ def test_the_items_of_a_run_of_each_format_load(path):
 
 @pytest.mark.parametrize("path", RUNS, ids=lambda path: path.name)
 def test_a_run_of_each_format_remembers_its_saves(path):
-    saves = history(Run(path, fsync=False))
+    saves = history(Run(at(path)))
     assert [save.step for save in saves] == [*GONE, KEPT]
     assert [dict(save.metrics) for save in saves] == [{"loss": s / 8} for s in (*GONE, KEPT)]
     assert {(save.leaves, save.nbytes) for save in saves} == {(4, 60)}

@@ -23,6 +23,7 @@ from flaxckpt.source.chunk_reads import (
 )
 from flaxckpt.store import ocdbt, zarr3
 from flaxckpt.store.ocdbt import Place
+from tests import stores
 
 SUM = zarr3.CHECKSUM_BYTES
 
@@ -61,7 +62,7 @@ class Disk:
         (self.path / "d/0").write_bytes(self.text)
         problems = {}
         for span in self.spans():
-            for problem in finish_span(self.path, read_span(self.path, span)):
+            for problem in finish_span(stores.at(self.path), read_span(stores.at(self.path), span)):
                 name = problem.located.chunk.name
                 assert name not in problems
                 problems[name] = str(problem.error)
@@ -229,7 +230,11 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
         (disk.path / "d/0").write_bytes(text)
         found = list(spans(planned.chunks, index))
         assert all(span[0].is_direct and span[0].chunk.memory() is not None for span in found)
-        problems = [p for s in found for p in finish_span(disk.path, read_span(disk.path, s))]
+        problems = [
+            p
+            for s in found
+            for p in finish_span(stores.at(disk.path), read_span(stores.at(disk.path), s))
+        ]
         assert [p.located.chunk.key for p in problems] == ["a/c/1/0"] * wrong
         (restored,) = planned.values().values()
         assert (restored == array).all()

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.store import ocdbt
 from flaxckpt.store.ocdbt import Place, read_index
+from tests.stores import at
 
 NODE_BYTES = 1000  # the least; a few dozen keys then make several levels
 CONFIG = {
@@ -37,8 +38,8 @@ def written(path, *transactions, **config):
 def read(path):
     """Every value by its key, by our reading."""
     return {
-        key: bytes(ocdbt.read(path, place)) if isinstance(place, Place) else place
-        for key, place in read_index(path).items()
+        key: bytes(ocdbt.read(at(path), place)) if isinstance(place, Place) else place
+        for key, place in read_index(at(path)).items()
     }
 
 
@@ -96,12 +97,12 @@ def test_a_database_of_nothing_is_empty(tmp_path):
     base = {"driver": "file", "path": f"{path}/"}
     store = ts.KvStore.open({"driver": "ocdbt", "base": base}).result()
     store.write("a", None).result()
-    assert read_index(path) == {}
+    assert read_index(at(path)) == {}
 
 
 def test_indirect_values_have_their_place(tmp_path):
     written(tmp_path, {"a": b"x" * 16, "b": b"y" * 17})
-    index = read_index(tmp_path)
+    index = read_index(at(tmp_path))
     assert index["a"] == b"x" * 16
     file, offset, length = index["b"]
     assert (tmp_path / file).read_bytes()[offset : offset + length] == b"y" * 17
@@ -151,7 +152,7 @@ def redirected(node, old, new):
 def refused(path, match):
     """Checks that the database is not read."""
     with pytest.raises(CorruptCheckpointError, match=match) as raised:
-        read_index(path)
+        read_index(at(path))
     assert str(path) in str(raised.value)
 
 
@@ -214,8 +215,8 @@ def test_every_flipped_byte_of_every_node_is_found(tmp_path, count):
     for location in (root, *inner):
         _, _, file, offset, length = location.split(":")
         text = (tmp_path / file).read_bytes()
-        for at in range(int(offset), int(offset) + int(length), 1 if count == 1 else 13):
-            (tmp_path / file).write_bytes(text[:at] + bytes([text[at] ^ 0x41]) + text[at + 1 :])
+        for i in range(int(offset), int(offset) + int(length), 1 if count == 1 else 13):
+            (tmp_path / file).write_bytes(text[:i] + bytes([text[i] ^ 0x41]) + text[i + 1 :])
             refused(tmp_path, "Restore another step")
         (tmp_path / file).write_bytes(text)
     assert read(tmp_path) == many(count)

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.store.ocdbt import Place, read, read_into
+from tests.stores import at
 
 TEXT = bytes(range(256)) * 4
 
@@ -31,7 +32,7 @@ def test_buffers_are_filled_one_after_the_other(directory, few, offset, sizes):
         if few:
             patch.setattr(os, "preadv", lambda *args: preadv_few(*args, few))
         memory = [bytearray(size) for size in sizes]
-        read_into(directory, Place("d/0a", offset, sum(sizes)), list(map(memoryview, memory)))
+        read_into(at(directory), Place("d/0a", offset, sum(sizes)), list(map(memoryview, memory)))
     assert b"".join(memory) == TEXT[offset : offset + sum(sizes)]
     assert [len(buffer) for buffer in memory] == sizes
 
@@ -43,8 +44,8 @@ def preadv_few(fd, buffers, offset, few, preadv=os.preadv):
 
 
 def test_read_gives_the_bytes_of_a_place(directory):
-    assert read(directory, Place("d/0a", 3, 5)) == TEXT[3:8]
-    assert read(directory, Place("d/0a", 3, 0)) == b""
+    assert read(at(directory), Place("d/0a", 3, 5)) == TEXT[3:8]
+    assert read(at(directory), Place("d/0a", 3, 0)) == b""
 
 
 @pytest.mark.parametrize(
@@ -52,12 +53,12 @@ def test_read_gives_the_bytes_of_a_place(directory):
 )
 def test_a_file_that_is_too_short(directory, offset, length, missing):
     with pytest.raises(CorruptCheckpointError, match=f"its last {missing} bytes are missing"):
-        read(directory, Place("d/0a", offset, length))
+        read(at(directory), Place("d/0a", offset, length))
 
 
 def test_a_file_that_is_not_there(directory):
     with pytest.raises(CorruptCheckpointError, match="it cannot be read: .*No such file"):
-        read(directory, Place("d/0b", 0, 1))
+        read(at(directory), Place("d/0b", 0, 1))
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(directory, tmp_path):
@@ -67,7 +68,7 @@ def test_what_is_no_file_is_refused_and_not_waited_for(directory, tmp_path):
     os.mkfifo(tmp_path / "d/3")
     for name in ("d/1", "d/2", "d/3"):
         with pytest.raises(CorruptCheckpointError, match="cannot be read"):
-            read(tmp_path, Place(name, 0, 1))
+            read(at(tmp_path), Place(name, 0, 1))
 
 
 def test_no_file_stays_open(directory):
@@ -75,7 +76,7 @@ def test_no_file_stays_open(directory):
     for place in (Place("d/0a", 0, 9), Place("d/0a", 9999, 9)):
         for _ in range(5):
             try:
-                read(directory, place)
+                read(at(directory), place)
             except CorruptCheckpointError:
                 assert place.offset == 9999
     assert len(os.listdir("/proc/self/fd")) == before
