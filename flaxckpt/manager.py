@@ -181,7 +181,7 @@ class CheckpointManager:
         self.preempted = self.preempted or ends
         if step != self._last_step and (tier := self._local_tier()) is not None:
             tier.save_if_due(step, self._clock(), request_fn)
-        return self._group.is_due(pacer, step, now) or ends
+        return pacer.decide_together(self._group, step, now) or ends
 
     def ask_to_end(self) -> None:
         """Makes the next call save, whatever the schedule says, and set `preempted`.

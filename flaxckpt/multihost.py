@@ -27,7 +27,7 @@ import time
 import uuid
 import weakref
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import jax
 import numpy as np
@@ -35,9 +35,6 @@ import orjson
 
 from flaxckpt import errors, jax_private
 from flaxckpt.errors import FlaxckptError, ProcessFailedError, ProcessTimeoutError
-
-if TYPE_CHECKING:
-    from flaxckpt.run.schedule import Pacer
 
 T = TypeVar("T")
 
@@ -124,13 +121,6 @@ class ProcessGroup:
     def broadcast(self, title: str, make: Callable[[], T]) -> T:
         """The value that process 0 makes, on all processes. See `Collective.broadcast`."""
         return self.collective(title).broadcast(make)
-
-    def is_due(self, pacer: Pacer, step: int, now: float) -> bool:
-        """Whether `step` is due on all processes. If it depends on clocks, process 0 decides."""
-        due = pacer.decide(step, now)
-        if not pacer.every.is_timed:
-            return due
-        return self.broadcast(f"deciding whether step {step} is due", lambda: due)
 
     def delete_before(self, number: int) -> None:
         """Deletes the keys of operations that all processes have finished, in whole blocks."""

@@ -57,7 +57,7 @@ class LocalTier:
           now: the time in seconds.
           request_fn: gives what is to be saved.
         """
-        if not self.group.is_due(self.pacer, step, now):
+        if not self.pacer.decide_together(self.group, step, now):
             return
         attempt = self.group.broadcast(f"saving step {step} locally", layout.new_attempt)
         is_there = self._run.described(step) is not None

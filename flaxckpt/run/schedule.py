@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from flaxckpt.arguments import check_count, check_positive
 from flaxckpt.errors import ArgumentError
+
+if TYPE_CHECKING:
+    from flaxckpt.multihost import ProcessGroup
 
 
 @dataclasses.dataclass(frozen=True)
@@ -145,6 +148,13 @@ class Pacer:
         self.owed = due and not decision
         self.last = max(step, last)
         return decision
+
+    def decide_together(self, group: ProcessGroup, step: int, now: float) -> bool:
+        """Whether `step` is due on all processes. If it depends on clocks, process 0 decides."""
+        due = self.decide(step, now)
+        if not self.every.is_timed:
+            return due
+        return group.broadcast(f"deciding whether step {step} is due", lambda: due)
 
     def saved(self, step: int, now: float) -> None:
         """Notes that `step` is saved: there, or restored from there, since the time `now`."""

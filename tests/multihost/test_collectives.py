@@ -226,7 +226,7 @@ def test_clocks_that_differ_do_not_matter():
         pacer, due = Pacer(every), []
         for step in range(12):
             now = paces[group.index] * step
-            due.append(group.is_due(pacer, step, now))
+            due.append(pacer.decide_together(group, step, now))
             if due[-1]:
                 pacer.saved(step, now)
         return [step for step, is_due in enumerate(due) if is_due]
@@ -237,7 +237,7 @@ def test_clocks_that_differ_do_not_matter():
 def test_a_schedule_without_clocks_sets_no_keys():
     key_values = MemoryKeyValueStore()
     (group, _) = groups(2, key_values)
-    assert group.is_due(Pacer(Every(steps=2)), 2, 0.0)
+    assert Pacer(Every(steps=2)).decide_together(group, 2, 0.0)
     assert key_values.values == {}
 
 
