@@ -12,7 +12,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.match import known_by, pair, place_of, places
+from flaxckpt.tree.match import known_by, pair, place_of, places_of
 from flaxckpt.tree.structure import flatten
 
 PARAMS = {"b": np.zeros(1), "w": np.ones(2)}
@@ -27,7 +27,7 @@ def pairs_of(saved, target):
     """How the leaves of two trees are paired."""
     flats = [flatten(nnx_objects.split(tree)[0]) for tree in (saved, target)]
     found = [
-        places(flat.nodes, known_by(other.nodes))
+        places_of(flat.nodes, known_by(other.nodes))
         for flat, other in zip(flats, reversed(flats), strict=True)
     ]
     leaves = [
@@ -336,7 +336,7 @@ def test_in_equal_trees_every_leaf_is_paired_with_itself(tree):
 @settings(max_examples=70)
 def test_leaves_of_states_of_different_classes_are_never_paired(saved, target):
     flats = flatten(saved), flatten(target)
-    ours, theirs = (places(flat.nodes) for flat in flats)
+    ours, theirs = (places_of(flat.nodes) for flat in flats)
     for name, found in pairs_of(saved, target).saved.items():
         a, b = ours[found].state, theirs[name].state
         if a is not None and b is not None:
