@@ -52,10 +52,10 @@ def resume(state: TrainState) -> TrainState:
 
 
 flaxckpt.restore("path", model, onli="a")  # error: No overloads for "restore"
-flaxckpt.restore("path", model, dtype="smaller")  # error: cannot be assigned to parameter "dtype"
-flaxckpt.restore("path", model, missing="ignore")  # error: cannot be assigned to parameter "missing"
+flaxckpt.restore("path", model, dtype="smaller")  # error: assigned to parameter "dtype"
+flaxckpt.restore("path", model, missing="ignore")  # error: assigned to parameter "missing"
 ckpt.restore_or_init(init, 3, onli="a")  # error: No parameter named "onli"
-ckpt.restore(model, step="3")  # error: cannot be assigned to parameter "step"
+ckpt.restore(model, step="3")  # error: assigned to parameter "step"
 wrong: int = flaxckpt.restore("path", model)  # error: is not assignable to
 """
 
