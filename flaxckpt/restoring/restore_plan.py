@@ -72,14 +72,9 @@ def restore_arguments(**how: Unpack[RestoreArguments]) -> RestoreArguments:
     """All arguments of a restore: those in `how`, and the defaults of the others.
 
     Raises:
-      TypeError: when there is no such argument.
       ValueError: when one has a value that it may not have.
     """
     for name, value in how.items():
-        if name not in _DEFAULTS:
-            near = difflib.get_close_matches(name, list(_DEFAULTS), n=1, cutoff=0.4)
-            hint = f"Did you mean {near[0]}=?" if near else f"It takes {', '.join(_DEFAULTS)}."
-            raise TypeError(f"a restore has no argument {name!r}. {hint}")
         allowed = _CHOICES.get(name)
         values = value.values() if isinstance(value, Mapping) else [value]
         if allowed is not None and any(item not in allowed for item in values):
