@@ -40,6 +40,7 @@ class Watched:
 
     Attributes:
       log: all requests, without their bodies.
+      sent: how many bytes all answers had, where the server counts them.
       fail: a fault in place of the request.
       lose: a fault after the request was carried out, whose answer is lost.
     """
@@ -49,6 +50,7 @@ class Watched:
 
     def __init__(self) -> None:
         self.log: list[Request] = []
+        self.sent = 0
 
     def __enter__(self) -> Self:
         self.start()
@@ -150,6 +152,7 @@ class _Watch:
             status = self._server.after(request)
         if status is None:
             start(*said[-1])
+            self._server.sent += sum(map(len, answer))
             return answer
         start(f"{status} {HTTPStatus(status).phrase}", [("Content-Length", "0")])
         return []

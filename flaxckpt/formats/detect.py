@@ -38,11 +38,7 @@ def readers() -> Iterator[Reader]:
 
 def find_reader(path: Location) -> Reader | None:
     """The reader of the checkpoint at `path`; `None` if no reader knows it."""
-    if not path.is_file() and not path.children() and not _has_file_beside(path):
+    named = path.parent / f"{path.name}-LAST"  # of big_vision: the newest of several
+    if not (path.is_file() or path.children() or named.is_file()):
         return None
     return next((reader for reader in readers() if reader.detect(path)), None)
-
-
-def _has_file_beside(path: Location) -> bool:
-    """Whether there is a file beside `path` whose name begins with that of `path`."""
-    return any(name.startswith(path.name) for name in path.parent.children())
