@@ -34,7 +34,7 @@ from flaxckpt.source.checkpoint import open_checkpoint
 from flaxckpt.store import layout, ocdbt, zarr3
 from flaxckpt.store.key_values import StorageKeyValueStore
 from flaxckpt.store.locate import locate
-from flaxckpt.store.ocdbt import Place, read_index
+from flaxckpt.store.ocdbt import ValueRef, read_index
 from flaxckpt.store.store import Location
 
 Point = dict[str, float]
@@ -191,7 +191,7 @@ def read(url: str) -> Point:
         found["seconds"] = time.perf_counter() - began
 
     memory = peak.growth(look)
-    places = [place for place in found["index"].values() if isinstance(place, Place)]
+    places = [place for place in found["index"].values() if isinstance(place, ValueRef)]
     return {
         "entries": len(found["index"]),
         "chunks": len(places),

@@ -30,7 +30,7 @@ from flaxckpt.source.checkpoint import (
 from flaxckpt.source.chunk_reads import ArrayRead, check_arrays
 from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout, ocdbt, zarr3
-from flaxckpt.store.ocdbt import Place, check_versions, read_index
+from flaxckpt.store.ocdbt import ValueRef, check_versions, read_index
 from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node, named_nodes
 
@@ -578,9 +578,9 @@ def _check_keys(checkpoint: Checkpoint) -> Iterator[str]:
         yield f"the value {key} in {checkpoint.item} belongs to no leaf"
 
 
-def _value(directory: Location, place: Place | bytes | None, size: int) -> bytes | None:
+def _value(directory: Location, place: ValueRef | bytes | None, size: int) -> bytes | None:
     """The value that lies at `place`, which should have `size` bytes; `None` when it has not."""
-    if not isinstance(place, Place):
+    if not isinstance(place, ValueRef):
         return place
     return bytes(ocdbt.read(directory, place)) if place.length == size else None
 

@@ -20,7 +20,7 @@ from flaxckpt.source.chunk_reads import ChunkedArray
 from flaxckpt.source.leaf import Leaf
 from flaxckpt.store import layout
 from flaxckpt.store.locate import locate
-from flaxckpt.store.ocdbt import Index, read_index
+from flaxckpt.store.ocdbt import ValueIndex, read_index
 from flaxckpt.store.store import Location
 from flaxckpt.tree.node import Node
 
@@ -81,7 +81,7 @@ class Checkpoint:
         return unchanged(self.path, self.described)
 
     @functools.cached_property
-    def index(self) -> Index:
+    def index(self) -> ValueIndex:
         """Where the values lie, when they were written by the save that wrote the metadata.
 
         Raises:

@@ -18,7 +18,7 @@ from flaxckpt.leaves.lazy_array import LazyArray, nbytes_of
 from flaxckpt.leaves.spec import StoredArray
 from flaxckpt.sharding.chunks import Region, Shape, chunk_region, chunks_of
 from flaxckpt.store import ocdbt, zarr3
-from flaxckpt.store.ocdbt import Index, Place, empty
+from flaxckpt.store.ocdbt import ValueIndex, ValueRef, empty
 from flaxckpt.store.store import Location
 
 # The values of one array that a read has, by their regions.
@@ -33,7 +33,7 @@ class Database(Protocol):
         """Its directory."""
 
     @property
-    def index(self) -> Index:
+    def index(self) -> ValueIndex:
         """Its keys, each with its value or where that lies."""
 
 
@@ -257,7 +257,7 @@ def _executor(reads: Sequence[ArrayRead]) -> concurrent.futures.Executor:
 def _damage(database: Database, problem: Problem) -> _Damage:
     """What is wrong with the leaf of a chunk."""
     (chunk, place), error = problem
-    where = f"{database.item}/{place}" if isinstance(place, Place) else str(database.item)
+    where = f"{database.item}/{place}" if isinstance(place, ValueRef) else str(database.item)
     return _Damage(
         chunk.name,
         f"the leaf {chunk.name} is damaged: {error} (chunk {chunk.key}, in {where}). "
@@ -463,12 +463,12 @@ class Located(NamedTuple):
     """A chunk to read, and where it lies, or its bytes; `None` when it is missing."""
 
     chunk: ChunkRead
-    place: Place | bytes | None
+    place: ValueRef | bytes | None
 
     @property
     def is_direct(self) -> bool:
         """Whether it is read by itself."""
-        return isinstance(self.place, Place) and self.place.length >= DIRECT_BYTES
+        return isinstance(self.place, ValueRef) and self.place.length >= DIRECT_BYTES
 
 
 class Problem(NamedTuple):
@@ -481,7 +481,7 @@ class Problem(NamedTuple):
 Span = Sequence[Located]
 
 
-def spans(chunks: Iterable[ChunkRead], index: Index) -> Iterator[Span]:
+def spans(chunks: Iterable[ChunkRead], index: ValueIndex) -> Iterator[Span]:
     """`chunks` in lists of what is read at once, in the order in which they lie on the disk."""
     located = sorted((Located(c, index.get(c.key)) for c in chunks), key=_order)
     span: list[Located] = []
@@ -497,15 +497,15 @@ def spans(chunks: Iterable[ChunkRead], index: Index) -> Iterator[Span]:
 def _order(located: Located) -> tuple[str, int]:
     """What lies in no file comes first."""
     place = located.place
-    return (place.file, place.offset) if isinstance(place, Place) else ("", 0)
+    return (place.file, place.offset) if isinstance(place, ValueRef) else ("", 0)
 
 
 def _adjoins(span: Span, item: Located) -> bool:
     """Whether `item` is read together with `span`."""
     first, last = span[0].place, span[-1].place
-    if not isinstance(first, Place) or not isinstance(last, Place):
-        return not isinstance(item.place, Place)
-    if not isinstance(item.place, Place) or item.is_direct or span[0].is_direct:
+    if not isinstance(first, ValueRef) or not isinstance(last, ValueRef):
+        return not isinstance(item.place, ValueRef)
+    if not isinstance(item.place, ValueRef) or item.is_direct or span[0].is_direct:
         return False
     start, end = item.place.offset, item.place.offset + item.place.length
     near = 0 <= start - (last.offset + last.length) <= GAP_BYTES
@@ -548,9 +548,9 @@ def finish_span(directory: Location, read: SpanRead) -> list[Problem]:
 def _read_together(directory: Location, span: Span) -> _FileBytes | None:
     """All of `span`; `None` when it is to be read chunk by chunk, so that each error is its own."""
     first, last = span[0].place, span[-1].place
-    if not isinstance(first, Place) or not isinstance(last, Place):
+    if not isinstance(first, ValueRef) or not isinstance(last, ValueRef):
         return None
-    whole = Place(first.file, first.offset, last.offset + last.length - first.offset)
+    whole = ValueRef(first.file, first.offset, last.offset + last.length - first.offset)
     try:
         return _FileBytes(first.offset, ocdbt.read(directory, whole))
     except CorruptCheckpointError:
@@ -593,7 +593,7 @@ def _read_chunk(directory: Location, located: Located, together: _FileBytes | No
     chunk.distribute(zarr3.decode_chunk(encoded, chunk.shape, chunk.storage))
 
 
-def _read_into(directory: Location, place: Place, memory: np.ndarray) -> None:
+def _read_into(directory: Location, place: ValueRef, memory: np.ndarray) -> None:
     """Reads a chunk whose first bytes are those of `memory`; its padding is only checked."""
     body = zarr3.as_bytes(memory)
     padding = memoryview(bytearray(place.length - len(body) - zarr3.CHECKSUM_BYTES))

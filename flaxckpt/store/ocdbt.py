@@ -46,7 +46,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 _PLACE = re.compile(r"value:((?:\w[\w.-]*/)*):(d/[0-9a-f]+):([0-9]{1,18}):([0-9]{1,18})")
 
 
-class Place(NamedTuple):
+class ValueRef(NamedTuple):
     """Some bytes of a file: its path within the database, the offset and the length in bytes."""
 
     file: str
@@ -58,10 +58,10 @@ class Place(NamedTuple):
         return f"{self.file}, {self.length} bytes at {self.offset}"
 
 
-Index = Mapping[str, Place | bytes]
+ValueIndex = Mapping[str, ValueRef | bytes]
 
 
-def read_index(directory: Location) -> Index:
+def read_index(directory: Location) -> ValueIndex:
     """Every key of the database in `directory`, with its value or where that lies.
 
     Raises:
@@ -92,7 +92,7 @@ def check_versions(directory: Location) -> None:
                 pending += _nodes(base.dump(node))
 
 
-class _Database(NamedTuple):
+class _DatabaseFiles(NamedTuple):
     """The files of a database, and how long one of them is waited for."""
 
     base: ts.KvStore
@@ -105,11 +105,11 @@ class _Database(NamedTuple):
 
 
 @contextlib.contextmanager
-def _opened(directory: Location) -> Iterator[_Database]:
+def _opened(directory: Location) -> Iterator[_DatabaseFiles]:
     """The files of the database in `directory`; what is wrong with its nodes is damage."""
     try:
         with directory.store.reached():
-            yield _Database(directory.store.kvstore(directory), directory.store.timeout_secs)
+            yield _DatabaseFiles(directory.store.kvstore(directory), directory.store.timeout_secs)
     except (ValueError, LookupError, TypeError) as error:
         raise CorruptCheckpointError(
             f"the arrays at {directory} are damaged: {error}. Restore another step."
@@ -117,8 +117,8 @@ def _opened(directory: Location) -> Iterator[_Database]:
 
 
 def _entries(
-    base: _Database, node: str, height: int, seen: set[str], prefix: bytes = b""
-) -> Iterator[tuple[str, Place | bytes]]:
+    base: _DatabaseFiles, node: str, height: int, seen: set[str], prefix: bytes = b""
+) -> Iterator[tuple[str, ValueRef | bytes]]:
     """The entries below `node`, whose keys lack `prefix`. No node is below itself, or in two."""
     if node in seen:
         raise ValueError(f"the node {node} is there twice")
@@ -134,14 +134,14 @@ def _entries(
             yield from _entries(base, entry["location"], height - 1, seen, inner)
 
 
-def _value(entry: dict[str, Any]) -> Place | bytes:
+def _value(entry: dict[str, Any]) -> ValueRef | bytes:
     """The value of a leaf node's entry, or where it lies."""
     if (inline := entry.get("inline_value")) is not None:
         return bytes(inline)
     found = _PLACE.fullmatch(entry["indirect_value"])
     if found is None:
         raise ValueError(f"{entry['indirect_value']!r} is no place in it")
-    return Place(found[1] + found[2], int(found[3]), int(found[4]))
+    return ValueRef(found[1] + found[2], int(found[3]), int(found[4]))
 
 
 def _nodes(dumped: Any) -> list[str]:
@@ -154,7 +154,7 @@ def _nodes(dumped: Any) -> list[str]:
 # Reading bytes of the data files of a database into memory that is there already.
 
 
-def read(directory: Location, place: Place) -> memoryview:
+def read(directory: Location, place: ValueRef) -> memoryview:
     """The bytes of `place`; see `read_into`."""
     # Not from the heap: each thread that reads would keep some of its own.
     memory = memoryview(mmap.mmap(-1, max(1, place.length)))[: place.length]
@@ -162,7 +162,7 @@ def read(directory: Location, place: Place) -> memoryview:
     return memory
 
 
-def read_into(directory: Location, place: Place, buffers: Sequence[memoryview]) -> None:
+def read_into(directory: Location, place: ValueRef, buffers: Sequence[memoryview]) -> None:
     """Fills `buffers`, one after the other, with the bytes of `place`.
 
     Args:

@@ -22,7 +22,7 @@ from flaxckpt.source.chunk_reads import (
     spans,
 )
 from flaxckpt.store import ocdbt, zarr3
-from flaxckpt.store.ocdbt import Place
+from flaxckpt.store.ocdbt import ValueRef
 from tests import stores
 
 SUM = zarr3.CHECKSUM_BYTES
@@ -41,7 +41,7 @@ class Disk:
         array = np.random.default_rng(seed).integers(0, 256, size, np.uint8)
         value = zarr3.encode_chunk(array, (size,), storage_of("uint8"))
         self.text += bytes(gap)
-        place = Place("d/0", len(self.text), len(value))
+        place = ValueRef("d/0", len(self.text), len(value))
         self.index[f"{name}/c/0"] = value if inline else place
         if not inline:
             self.text += value
@@ -224,7 +224,8 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
     damaged = bytearray(values[1])
     damaged[at] ^= 1
     index = {
-        f"a/c/{i}/0": Place("d/0", i * len(values[0]), len(values[0])) for i in range(len(values))
+        f"a/c/{i}/0": ValueRef("d/0", i * len(values[0]), len(values[0]))
+        for i in range(len(values))
     }
     for text, wrong in ((b"".join(values), 0), (values[0] + damaged, 1)):
         (disk.path / "d/0").write_bytes(text)
@@ -242,12 +243,12 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
 
 def test_a_hostile_length_reserves_no_memory(disk, monkeypatch):
     disk.add("a", 2000)
-    disk.index["a/c/0"] = Place("d/0", 0, 10**17)
+    disk.index["a/c/0"] = ValueRef("d/0", 0, 10**17)
     assert disk.read() == {"a": f"{10**17} bytes instead of {2000 + SUM}"}
 
 
 def test_a_place_of_no_bytes_is_a_chunk_of_a_wrong_size(disk):
     disk.add("a", 2000)
     disk.add("b", 2000, gap=GAP_BYTES + 1)
-    disk.index["a/c/0"] = Place("d/0", 0, 0)
+    disk.index["a/c/0"] = ValueRef("d/0", 0, 0)
     assert disk.read() == {"a": f"0 bytes instead of {2000 + SUM}"}

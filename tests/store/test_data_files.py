@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
-from flaxckpt.store.ocdbt import Place, read, read_into
+from flaxckpt.store.ocdbt import ValueRef, read, read_into
 from tests.stores import at
 
 TEXT = bytes(range(256)) * 4
@@ -32,7 +32,9 @@ def test_buffers_are_filled_one_after_the_other(directory, few, offset, sizes):
         if few:
             patch.setattr(os, "preadv", lambda *args: preadv_few(*args, few))
         memory = [bytearray(size) for size in sizes]
-        read_into(at(directory), Place("d/0a", offset, sum(sizes)), list(map(memoryview, memory)))
+        read_into(
+            at(directory), ValueRef("d/0a", offset, sum(sizes)), list(map(memoryview, memory))
+        )
     assert b"".join(memory) == TEXT[offset : offset + sum(sizes)]
     assert [len(buffer) for buffer in memory] == sizes
 
@@ -44,8 +46,8 @@ def preadv_few(fd, buffers, offset, few, preadv=os.preadv):
 
 
 def test_read_gives_the_bytes_of_a_place(directory):
-    assert read(at(directory), Place("d/0a", 3, 5)) == TEXT[3:8]
-    assert read(at(directory), Place("d/0a", 3, 0)) == b""
+    assert read(at(directory), ValueRef("d/0a", 3, 5)) == TEXT[3:8]
+    assert read(at(directory), ValueRef("d/0a", 3, 0)) == b""
 
 
 @pytest.mark.parametrize(
@@ -53,12 +55,12 @@ def test_read_gives_the_bytes_of_a_place(directory):
 )
 def test_a_file_that_is_too_short(directory, offset, length, missing):
     with pytest.raises(CorruptCheckpointError, match=f"its last {missing} bytes are missing"):
-        read(at(directory), Place("d/0a", offset, length))
+        read(at(directory), ValueRef("d/0a", offset, length))
 
 
 def test_a_file_that_is_not_there(directory):
     with pytest.raises(CorruptCheckpointError, match="it cannot be read: .*No such file"):
-        read(at(directory), Place("d/0b", 0, 1))
+        read(at(directory), ValueRef("d/0b", 0, 1))
 
 
 def test_what_is_no_file_is_refused_and_not_waited_for(directory, tmp_path):
@@ -68,12 +70,12 @@ def test_what_is_no_file_is_refused_and_not_waited_for(directory, tmp_path):
     os.mkfifo(tmp_path / "d/3")
     for name in ("d/1", "d/2", "d/3"):
         with pytest.raises(CorruptCheckpointError, match="cannot be read"):
-            read(at(tmp_path), Place(name, 0, 1))
+            read(at(tmp_path), ValueRef(name, 0, 1))
 
 
 def test_no_file_stays_open(directory):
     before = len(os.listdir("/proc/self/fd"))
-    for place in (Place("d/0a", 0, 9), Place("d/0a", 9999, 9)):
+    for place in (ValueRef("d/0a", 0, 9), ValueRef("d/0a", 9999, 9)):
         for _ in range(5):
             try:
                 read(at(directory), place)

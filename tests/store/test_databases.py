@@ -10,7 +10,7 @@ from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.store import ocdbt
 from flaxckpt.store.ocdbt import (
     INLINE_BYTES,
-    Place,
+    ValueRef,
     check_versions,
     create_store,
     read_index,
@@ -30,7 +30,7 @@ def written(path, items, buffer=BUFFER):
 def read(path):
     """Every key with its value, from the disk."""
     return {
-        key: bytes(ocdbt.read(at(path), place)) if isinstance(place, Place) else place
+        key: bytes(ocdbt.read(at(path), place)) if isinstance(place, ValueRef) else place
         for key, place in read_index(at(path)).items()
     }
 
@@ -57,12 +57,12 @@ def test_keys_are_listed_in_order(tmp_path):
 def test_small_values_lie_in_one_file_beside_the_manifest(tmp_path):
     written(tmp_path, [(str(i), b"x" * INLINE_BYTES) for i in range(20)])
     assert len([p for p in tmp_path.rglob("*") if p.is_file()]) == 2
-    assert not any(isinstance(place, Place) for place in read_index(at(tmp_path)).values())
+    assert not any(isinstance(place, ValueRef) for place in read_index(at(tmp_path)).values())
 
 
 def test_larger_values_lie_in_data_files(tmp_path):
     (place,) = read_index(at(written(tmp_path, [("a", b"x" * (INLINE_BYTES + 1))]))).values()
-    assert isinstance(place, Place)
+    assert isinstance(place, ValueRef)
     assert place.length == INLINE_BYTES + 1
 
 

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from flaxckpt.errors import CorruptCheckpointError
 from flaxckpt.store import ocdbt
-from flaxckpt.store.ocdbt import Place, read_index
+from flaxckpt.store.ocdbt import ValueRef, read_index
 from tests.stores import at
 
 NODE_BYTES = 1000  # the least; a few dozen keys then make several levels
@@ -38,7 +38,7 @@ def written(path, *transactions, **config):
 def read(path):
     """Every value by its key, by our reading."""
     return {
-        key: bytes(ocdbt.read(at(path), place)) if isinstance(place, Place) else place
+        key: bytes(ocdbt.read(at(path), place)) if isinstance(place, ValueRef) else place
         for key, place in read_index(at(path)).items()
     }
 
