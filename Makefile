@@ -2,14 +2,22 @@
 PYTHON ?= python3
 VENV ?= .venv
 BIN = $(VENV)/bin
+# Rooms of the tests that `make check` leaves out whole, so that they are not even collected.
+SLOW_ROOMS = docs durability examples faults multiprocess
 
-.PHONY: test demo bench docs release-check matrix clean
+.PHONY: check lint test demo bench docs release-check matrix clean
 
-test: $(VENV)/ready
+# What tells most, in a minute and a half: no processes, no power cuts, no whole train loops.
+check: lint
+	$(BIN)/python -m pytest -n 2 -q --dist worksteal -m "not slow" $(addprefix --ignore=tests/,$(SLOW_ROOMS))
+
+test: lint
+	$(BIN)/python -m pytest -n 3 --dist worksteal
+
+lint: $(VENV)/ready
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
-	$(BIN)/python -m pytest -n 2
 
 demo: $(VENV)/ready
 	$(BIN)/python examples/demo.py

@@ -2,8 +2,10 @@
 
 import os
 
+from tests.processes import QUICKLY_COMPILED
+
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+os.environ["XLA_FLAGS"] = f"--xla_force_host_platform_device_count=8 {QUICKLY_COMPILED}"
 
 import hypothesis
 

@@ -25,6 +25,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).parent.parent
 
+# What tests compile, they run a few times at most.
+QUICKLY_COMPILED = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
 # The most that a task may have: its code, its arguments and its environment.
 MESSAGE_BYTES = 1 << 17
 # `-c` and not `-m`: an interrupt that nobody catches ends the process by a signal, as in a script.
@@ -33,7 +35,7 @@ SERVE = "import sys; from tests import processes; exec(processes.serve(int(sys.a
 
 def environment(devices: int = 1) -> dict[str, str]:
     """The environment of a child with so many host devices, that imports flaxckpt from here."""
-    flags = f"--xla_force_host_platform_device_count={devices}"
+    flags = f"--xla_force_host_platform_device_count={devices} {QUICKLY_COMPILED}"
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags, "PYTHONPATH": path}
 

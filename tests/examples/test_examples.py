@@ -12,6 +12,7 @@ import pytest
 
 import flaxckpt
 from flaxckpt.testing import differences
+from tests import processes
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -25,33 +26,38 @@ needs_jupyter = pytest.mark.skipif(
 )
 
 
-def run_example(name, cwd, *args):
+# Runs a script as `__main__`. A second run takes the programs that the first has compiled.
+SCRIPT = """
+import runpy, sys, jax
+jax.config.update("jax_compilation_cache_dir", "compiled")
+jax.config.update("jax_persistent_compilation_cache_min_compile_time_secs", 0)
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
+
+
+def run_example(name, cwd, *args, flags=""):
     """The output of an example that ends well within the time it has."""
-    return run_python(cwd, EXAMPLES / name, *map(str, args))
+    script = map(str, (EXAMPLES / name, *args))
+    return output_of(processes.Process([SCRIPT, *script], **kept(cwd, flags)))
 
 
 def run_python(cwd, *args):
-    """The output of a script that ends well within the time it has."""
-    environment = {k: v for k, v in os.environ.items() if k != "XLA_FLAGS"}
-    done = subprocess.run(
-        [sys.executable, *args],
-        cwd=cwd,
-        env=environment | {"JAX_PLATFORMS": "cpu"} | compiled_once(cwd),
-        capture_output=True,
-        text=True,
-        timeout=240,
-        check=False,
-    )
-    assert done.returncode == 0, f"{done.stdout}\n{done.stderr[-4000:]}"
-    return done.stdout
+    """The output of a script, in an interpreter of its own."""
+    return output_of(subprocess.Popen([sys.executable, *args], **kept(cwd)))
 
 
-def compiled_once(cwd):
-    """What makes a second run take the programs that the first has compiled: half of its time."""
-    return {
-        "JAX_COMPILATION_CACHE_DIR": str(cwd / "compiled"),
-        "JAX_PERSISTENT_COMPILATION_CACHE_MIN_COMPILE_TIME_SECS": "0",
-    }
+def kept(cwd, flags=""):
+    """How a script is started whose output is kept."""
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    return {"cwd": cwd, "env": environment, **pipes}
+
+
+def output_of(process):
+    out, err = process.communicate(timeout=240)
+    assert process.returncode == 0, f"{out}\n{err[-4000:]}"
+    return out
 
 
 def final(run):
@@ -84,7 +90,7 @@ def test_every_example_has_its_line():
 def test_an_example_resumes_bit_for_bit(name, kept, left, tmp_path):
     run = tmp_path / "run"
     args = ("--workdir", "run", "--steps", 10, "--save-every", 4)
-    first = run_example(f"{name}.py", tmp_path, *args)
+    first = run_example(f"{name}.py", tmp_path, *args, flags=processes.QUICKLY_COMPILED)
     assert first.startswith("started\n")
     uninterrupted = final(run)
     with flaxckpt.CheckpointManager(run) as ckpt:
@@ -92,7 +98,7 @@ def test_an_example_resumes_bit_for_bit(name, kept, left, tmp_path):
         for step in kept[kept.index(left) + 1 :]:
             ckpt.delete(step)
 
-    second = run_example(f"{name}.py", tmp_path, *args)
+    second = run_example(f"{name}.py", tmp_path, *args, flags=processes.QUICKLY_COMPILED)
     assert second.startswith(f"resumed from step {left}\n")
     assert second.splitlines()[-1] == first.splitlines()[-1]
     assert flaxckpt.CheckpointManager(run, read_only=True).steps()[-1] == 9
@@ -137,7 +143,7 @@ MORE_OF = {"nnx_style": check_nnx, "lm1b_style": check_lm1b, "clu_hooks": check_
 def test_the_best_steps_are_kept_and_the_rest_resumes_bit_for_bit(name, metric, tmp_path):
     run = tmp_path / "run"
     args = ("--workdir", "run", "--steps", 10, "--save-every", 2)
-    first = run_example(f"{name}.py", tmp_path, *args)
+    first = run_example(f"{name}.py", tmp_path, *args, flags=processes.QUICKLY_COMPILED)
     assert first.startswith("started\n")
     uninterrupted = final(run)
     with flaxckpt.CheckpointManager(run) as ckpt:  # the run records its metric and mode
@@ -149,7 +155,7 @@ def test_the_best_steps_are_kept_and_the_rest_resumes_bit_for_bit(name, metric, 
         )
         ckpt.delete(9)
 
-    second = run_example(f"{name}.py", tmp_path, *args)
+    second = run_example(f"{name}.py", tmp_path, *args, flags=processes.QUICKLY_COMPILED)
     assert second.startswith("resumed from step 8\n")
     assert second.splitlines()[-1] == first.splitlines()[-1]
     assert differences(uninterrupted, final(run)) == []
