@@ -28,9 +28,9 @@ needs_jupyter = pytest.mark.skipif(
 
 # Runs a script as `__main__`. A second run takes the programs that the first has compiled.
 SCRIPT = """
-import runpy, sys, jax
-jax.config.update("jax_compilation_cache_dir", "compiled")
-jax.config.update("jax_persistent_compilation_cache_min_compile_time_secs", 0)
+import os, runpy, sys, jax
+jax.config.update("jax_compilation_cache_dir", os.environ["JAX_COMPILATION_CACHE_DIR"])
+jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 """
@@ -49,7 +49,11 @@ def run_python(cwd, *args):
 
 def kept(cwd, flags=""):
     """How a script is started whose output is kept."""
-    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags}
+    compiled_once = {
+        "JAX_COMPILATION_CACHE_DIR": str(cwd / "compiled"),
+        "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+    }
+    environment = os.environ | {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags} | compiled_once
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     return {"cwd": cwd, "env": environment, **pipes}
 
