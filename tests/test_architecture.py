@@ -124,6 +124,38 @@ def test_no_modules_import_each_other_in_a_circle():
         visit(module, ())
 
 
+def _names_in(node: ast.AST) -> set[str]:
+    named = {n.id for n in ast.walk(node) if isinstance(n, ast.Name)}
+    return named | {n.attr for n in ast.walk(node) if isinstance(n, ast.Attribute)}
+
+
+def _types_asked_for(tree: ast.AST) -> Iterator[tuple[int, set[str]]]:
+    """The classes in each `isinstance`, `issubclass`, `type(x) is` and `case Class()`."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Name(id="isinstance" | "issubclass"), args=[_, classes]):
+                yield node.lineno, _names_in(classes)
+            case ast.Compare(left=ast.Call(func=ast.Name(id="type"))):
+                yield node.lineno, set().union(*map(_names_in, node.comparators))
+            case ast.MatchClass(cls=cls):
+                yield cls.lineno, _names_in(cls)
+
+
+def test_nobody_outside_store_asks_which_store_it_is():
+    stores = {"Path", "PosixPath", "PurePath", "PurePosixPath"}
+    for module in ("flaxckpt.store.store", "flaxckpt.store.local", "flaxckpt.store.bucket"):
+        stores |= {n.name for n in tree_of(module).body if isinstance(n, ast.ClassDef)}
+    assert len(stores) > 5
+    found = [
+        f"{modules()[module].relative_to(ROOT)}:{line} asks for {', '.join(sorted(asked & stores))}"
+        for module in sorted(modules())
+        if room_of(module) != "store"
+        for line, asked in _types_asked_for(tree_of(module))
+        if asked & stores
+    ]
+    assert not found, "\n".join(found)
+
+
 def test_no_name_of_a_module_is_there_twice():
     files = [p.name for p in modules().values() if p.name not in ("__init__.py", "__main__.py")]
     assert [name for name, count in collections.Counter(files).items() if count > 1] == []

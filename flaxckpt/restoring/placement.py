@@ -207,7 +207,7 @@ _WORDS = {1: np.uint8, 2: np.uint16, 4: np.uint32, 8: np.uint32}
 _KINDS = "biuf"
 
 
-class Replica(NamedTuple):
+class ReplicaRead(NamedTuple):
     """The copy of an array that is read.
 
     Attributes:
@@ -239,7 +239,7 @@ class Replica(NamedTuple):
         return list(dict.fromkeys(r for device, r in held.items() if self.holds(device)))
 
 
-def choose(where: Any, dtype: str, nbytes: int, position: int) -> Replica | None:
+def choose(where: Any, dtype: str, nbytes: int, position: int) -> ReplicaRead | None:
     """The copy of an array that is read for all; `None` when everybody had better read it.
 
     Args:
@@ -257,7 +257,7 @@ def choose(where: Any, dtype: str, nbytes: int, position: int) -> Replica | None
     mesh = where.mesh
     axes = tuple(str(a) for a in mesh.axis_names if a not in named and mesh.shape[a] > 1)
     count = math.prod(mesh.shape[axis] for axis in axes)
-    return Replica(where, axes, position % count) if axes else None
+    return ReplicaRead(where, axes, position % count) if axes else None
 
 
 def _axes(part: Any) -> Sequence[str]:
@@ -266,7 +266,7 @@ def _axes(part: Any) -> Sequence[str]:
 
 
 def spread(
-    replica: Replica, parts: RegionValues, shape: tuple[int, ...], dtype: np.dtype
+    replica: ReplicaRead, parts: RegionValues, shape: tuple[int, ...], dtype: np.dtype
 ) -> jax.Array:
     """The array of which `parts` are what this process has read; on all processes at once.
 

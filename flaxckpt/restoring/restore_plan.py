@@ -18,7 +18,7 @@ from flaxckpt.leaves.dtypes import parse_dtype
 from flaxckpt.leaves.spec import LeafInfo, LeafSpec
 from flaxckpt.restoring import placement
 from flaxckpt.restoring.advice import advice_for
-from flaxckpt.restoring.placement import Replica
+from flaxckpt.restoring.placement import ReplicaRead
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.source.leaf import Leaf
 from flaxckpt.transforms import Transform, transformed
@@ -189,7 +189,7 @@ class LeafPlan(NamedTuple):
     wanted: LeafSpec
     where: jax.sharding.Sharding | None = None
     lossy: bool = False
-    replica: Replica | None = None
+    replica: ReplicaRead | None = None
 
 
 class Plan(NamedTuple):

@@ -144,7 +144,7 @@ def in_context(call: Callable[[], T], mesh: Mesh | None, rules: Rules | None) ->
         return call()
 
 
-class _Leaf(NamedTuple):
+class _TargetLeaf(NamedTuple):
     """One leaf: its keys without boxes, its type, its own spec, and whether it is derived."""
 
     keys: Keys
@@ -171,7 +171,7 @@ def _with_shardings(tree: Any, mesh: Mesh, rules: Rules | None, specs: Specs) ->
     return jax.tree.unflatten(jax.tree.structure(tree), sharded)
 
 
-def _with_path_specs(leaves: list[_Leaf], specs: Specs) -> list[_Leaf]:
+def _with_path_specs(leaves: list[_TargetLeaf], specs: Specs) -> list[_TargetLeaf]:
     """`leaves`, those that a pattern of `specs` selects with its spec."""
     if not specs:
         return leaves
@@ -190,7 +190,7 @@ def _with_sharding(shape: jax.ShapeDtypeStruct, sharding: NamedSharding) -> jax.
     )
 
 
-def _checked(leaf: _Leaf, axes: dict[str, int]) -> PartitionSpec:
+def _checked(leaf: _TargetLeaf, axes: dict[str, int]) -> PartitionSpec:
     """The spec of a leaf that was given one.
 
     Raises:
@@ -208,7 +208,7 @@ def _checked(leaf: _Leaf, axes: dict[str, int]) -> PartitionSpec:
     return spec
 
 
-def _derived(leaf: _Leaf, axes: dict[str, int], params: Index) -> PartitionSpec:
+def _derived(leaf: _TargetLeaf, axes: dict[str, int], params: Index) -> PartitionSpec:
     """The spec of a leaf of optimizer state; whatever its shape, one that is valid.
 
     An optimizer maps over the boxes of the parameters, so that the factored moments of a kernel
@@ -227,14 +227,14 @@ def _derived(leaf: _Leaf, axes: dict[str, int], params: Index) -> PartitionSpec:
     return own if own is not None and len(own) == len(shape) else PartitionSpec()
 
 
-def _leaves(tree: Any, rules: Rules | None) -> Iterator[_Leaf]:
+def _leaves(tree: Any, rules: Rules | None) -> Iterator[_TargetLeaf]:
     """The leaves of `tree` in the order of jax."""
     stack: list[tuple[Any, Keys, PartitionSpec | None, bool]] = [(tree, (), None, False)]
     while stack:
         value, keys, boxed, derived = stack.pop()
         split = tree_structure.split_container(value, ())
         if split is None:
-            yield _Leaf(keys, value, boxed, derived)
+            yield _TargetLeaf(keys, value, boxed, derived)
             continue
         node, children = split
         derived = derived or _is_optimizer_state(value, node.kind)
