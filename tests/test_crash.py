@@ -57,8 +57,8 @@ def test_the_wait_at_the_end_has_a_bound(tmp_path):
     status, _, err = run(code, tmp_path / "run", timeout=60)
     assert status == 0
     waiting, given_up = err.splitlines()[-2:]
-    assert waiting.endswith("the script ends, waiting for it at most 0.5 s")
-    assert given_up.endswith("did not end within 0.5 s and is given up")
+    assert waiting.endswith("the script is exiting, waiting up to 0.5 s for it to finish")
+    assert given_up.endswith("did not finish within 0.5 s and is given up")
     assert flaxckpt.CheckpointManager(tmp_path / "run").steps() == []
 
 

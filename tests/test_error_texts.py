@@ -569,8 +569,8 @@ CASES = {
         "no JSON": (
             item({"a": [float("nan")]}),
             (
-                "the item it: JSON cannot hold it exactly: ['a'][0] is nan, which JSON has not. "
-                "Make it of plain dicts, lists, strings and finite numbers."
+                "the item it: it does not survive a JSON round trip: ['a'][0] is nan, which JSON "
+                "cannot represent. Use plain dicts, lists, strings and finite numbers."
             ),
         ),
         "a name": (
@@ -587,16 +587,16 @@ CASES = {
         "its state fails": (
             item(Stateful(get=failing)),
             (
-                "the item it cannot be saved: RuntimeError: the disk is gone. Correct that, or "
-                "leave the item out."
+                "the item it cannot be saved: RuntimeError: the disk is gone. Fix the cause, or "
+                "omit the item."
             ),
         ),
         "its state is no JSON": (
             item(Stateful(get=lambda: {"at": (1, 2)})),
             (
-                "the item it: its get_state() gave what JSON cannot hold exactly: ['at'] is a "
-                "tuple, (1, 2). Let it give bytes, a str, or plain dicts, lists and numbers; or "
-                "call flaxckpt.register_item_handler."
+                "the item it: its get_state() result does not survive a JSON round trip: ['at'] is "
+                "a tuple, (1, 2). Return bytes, a str, or plain dicts, lists and numbers; or call "
+                "flaxckpt.register_item_handler."
             ),
         ),
         "no files": (
@@ -616,29 +616,29 @@ CASES = {
         "no generator": (
             item(np.random.default_rng(0), 3),
             (
-                "the item it is a numpy Generator over PCG64, and its target is of int. Give None "
-                "instead, and take the new one from `items`."
+                "the item it is a numpy Generator with bit generator PCG64, but its target is int. "
+                "Pass None as target and use the new object in `items`."
             ),
         ),
         "another generator": (
             item(np.random.default_rng(0), np.random.Generator(np.random.MT19937(0))),
             (
-                "the item it is a numpy Generator over PCG64, and its target is of MT19937. Give "
-                "None instead, and take the new one from `items`."
+                "the item it is a numpy Generator with bit generator PCG64, but its target is "
+                "MT19937. Pass None as target and use the new object in `items`."
             ),
         ),
         "no object": (
             item(Stateful(), Plain()),
             (
                 "the item it is the state of an object, and its target Plain() has no set_state. "
-                "Give an object like the one that was saved."
+                "Pass an object like the saved one."
             ),
         ),
         "it cannot be set": (
             item(Stateful(), Stateful(set_=failing)),
             (
-                "the item it cannot be restored: RuntimeError: the disk is gone. Correct that, or "
-                "leave the item out of items=."
+                "the item it cannot be restored: RuntimeError: the disk is gone. Fix the cause, or "
+                "omit the item from items=."
             ),
         ),
     },
@@ -912,11 +912,11 @@ CASES = {
     errors.StepExistsError: {
         "a checkpoint": (
             lambda path: save(save(path)),
-            "there is a checkpoint at {path} already. Pass overwrite=True to replace it.",
+            "a checkpoint already exists at {path}. Pass overwrite=True to replace it.",
         ),
         "a step": (
             lambda path: run(path, 1, 1),
-            "there is a checkpoint at {path}/1 already. Pass overwrite=True to replace it.",
+            "a checkpoint already exists at {path}/1. Pass overwrite=True to replace it.",
         ),
         "an export": (
             export_twice,
@@ -965,8 +965,8 @@ CASES = {
         "another's": (
             lambda path: save(file(path / "notes.txt").parent),
             (
-                "{path} exists and is no checkpoint of flaxckpt, so it is not touched. Save "
-                "somewhere else, or remove it yourself."
+                "{path} exists but is not a flaxckpt checkpoint, so it was left alone. Save "
+                "elsewhere, or remove it first."
             ),
         ),
         "export": (
@@ -994,27 +994,28 @@ CASES = {
         "trees": (
             equal({"tree": 1}, {"tree": 2}),
             (
-                "saving step 3: process 1 saves another tree than process 0: its structure, types, "
-                "shardings, or Python numbers or strings differ. Make them the same on all."
+                "saving step 3: process 1 and process 0 save different trees: structure, types, "
+                "shardings, Python numbers or strings differ. Make the trees equal on all "
+                "processes."
             ),
         ),
         "values": (
             equal({"local": {"a": "int32 1"}}, {"local": {"a": "int32 2", "bb": "int32 3"}}),
             (
-                "saving step 3: process 1 has other values than process 0 in leaves of which each "
-                "has its own (2):\n"
+                "saving step 3: process 1 and process 0 have different values in process-local "
+                "leaves (2):\n"
                 "  a   process 0: int32 1  process 1: int32 2\n"
                 "  bb  process 0: -  process 1: int32 3\n"
-                "Only process 0's would be kept. Make them the same, or one global array "
-                "(jax.make_array_from_process_local_data)."
+                "Only process 0's would be saved. Make the values equal, or make them a "
+                "global array (jax.make_array_from_process_local_data)."
             ),
         ),
         "items": (
             same_items,
             (
-                "saving step 3: process 1 saves other items than process 0: config are not the "
-                "same, or not there. Only process 0's would be kept. Make them the same; only "
-                "iterators and random generators may differ."
+                "saving step 3: process 1 saves different items from process 0: config differ or "
+                "are missing. Only process 0's would be saved. Make them equal; only iterators and "
+                "random generators may differ."
             ),
         ),
         "calls": (
@@ -1065,14 +1066,14 @@ CASES = {
             in_background(OSError(28, "No space left on device")),
             (
                 "saving step 3 failed in the background: OSError: [Errno 28] No space left on "
-                "device. The steps before it are intact. Remove the cause, and save again."
+                "device. Earlier steps are intact. Fix the cause and save again."
             ),
         ),
         "a sentence": (
             in_background(errors.StoreError("no bucket. Create it.")),
             (
-                "saving step 3 failed in the background: StoreError: no bucket. Create it. The "
-                "steps before it are intact. Remove the cause, and save again."
+                "saving step 3 failed in the background: StoreError: no bucket. Create it. "
+                "Earlier steps are intact. Fix the cause and save again."
             ),
         ),
     },
@@ -1080,8 +1081,8 @@ CASES = {
         "slow": (
             slow,
             (
-                "saving step 3 did not end within 0.01 s. It goes on; wait again, or give "
-                "Options(timeout_secs=...) more."
+                "saving step 3 did not finish within 0.01 s and is still running. Wait again, or "
+                "raise Options(timeout_secs=...)."
             ),
         ),
     },

@@ -186,10 +186,9 @@ class SavedItem:
     def _other_count(self, count: int) -> str:
         """Says that another number of processes wrote it."""
         return (
-            f"the item {self.name} at {self.checkpoint.path} was saved by {count} "
-            f"process{'es' * (count != 1)}, each with a state of its own, and this job has "
-            f"{self.rank.count}. Restore with {count}, or leave {self.name!r} out of items= and "
-            "start it anew."
+            f"the item {self.name} at {self.checkpoint.path} holds per-process state of "
+            f"{count} process{'es' * (count != 1)}, but this job has {self.rank.count}. Restore "
+            f"with {count}, or omit {self.name!r} from items= to start it fresh."
         )
 
     def tree(self, target: Any = None) -> Any:

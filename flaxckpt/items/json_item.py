@@ -57,7 +57,7 @@ def dumps(value: Any) -> bytes:
         if not _is_json_type(inner):
             raise ValueError(f"{path or 'it'} is a {type(inner).__name__}, {inner!r:.80}")
         if isinstance(inner, float) and not math.isfinite(inner):
-            raise ValueError(f"{path or 'it'} is {inner}, which JSON has not")
+            raise ValueError(f"{path or 'it'} is {inner}, which JSON cannot represent")
     text = json.dumps(value)
     if json.loads(text) == value:
         return text.encode()
@@ -81,8 +81,8 @@ class JsonItems:
             return Encoded({layout.JSON_FILE: dumps(value)})
         except ValueError as error:
             raise ItemError(
-                f"JSON cannot hold it exactly: {error}. Make it of plain dicts, lists, strings and "
-                "finite numbers."
+                f"it does not survive a JSON round trip: {error}. Use plain dicts, lists, "
+                "strings and finite numbers."
             ) from None
 
     def read(self, saved: SavedItem, target: Any) -> Callable[[], Any]:

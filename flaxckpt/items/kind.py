@@ -166,8 +166,8 @@ def encode(name: str, value: Any, rank: ProcessRank) -> EncodedItem:
         raise ItemError(f"the item {name}: {error}") from None
     except Exception as error:
         raise ItemError(
-            f"the item {name} cannot be saved: {type(error).__name__}: {error}. Correct that, or "
-            "leave the item out."
+            f"the item {name} cannot be saved: {type(error).__name__}: {error}. Fix the "
+            "cause, or omit the item."
         ) from error
 
 
@@ -204,8 +204,8 @@ def _finished(name: str, finish: Finish) -> Any:
         raise
     except Exception as error:
         raise ItemError(
-            f"the item {name} cannot be restored: {type(error).__name__}: {error}. Correct that, "
-            "or leave the item out of items=."
+            f"the item {name} cannot be restored: {type(error).__name__}: {error}. Fix the "
+            "cause, or omit the item from items=."
         ) from error
 
 

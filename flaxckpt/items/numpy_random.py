@@ -111,8 +111,8 @@ def _check_target(saved: SavedItem, target: Any, cls: type, name: str) -> None:
         if (found := type(bits).__name__) == name:
             return
     raise ItemError(
-        f"the item {saved.name} is a numpy {cls.__name__} over {name}, and its target is of "
-        f"{found}. Give None instead, and take the new one from `items`."
+        f"the item {saved.name} is a numpy {cls.__name__} with bit generator {name}, but its "
+        f"target is {found}. Pass None as target and use the new object in `items`."
     )
 
 

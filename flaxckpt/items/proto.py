@@ -29,13 +29,14 @@ class ProtoItems:
             again = text_format.Parse(text, type(value)())
         except text_format.ParseError as error:
             raise ItemError(
-                f"text format does not give it back: {error}. Save its SerializeToString() in a "
-                "handler of your own (register_item_handler)."
+                f"it does not survive a text-format round trip: {error}. Register a handler that "
+                "saves SerializeToString() (register_item_handler)."
             ) from None
         if _wire(again) != _wire(value):
             raise ItemError(
-                "text format does not give it back, for example because it has unknown fields. "
-                "Save its SerializeToString() in a handler of your own (register_item_handler)."
+                "it does not survive a text-format round trip, for example because it has unknown "
+                "fields. Register a handler that saves SerializeToString() "
+                "(register_item_handler)."
             )
         details = {"message": value.DESCRIPTOR.full_name}
         return Encoded(about("proto") | {layout.PROTO_FILE: text.encode()}, details=details)

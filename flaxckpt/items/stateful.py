@@ -88,7 +88,7 @@ def _encoded(state: Any, protocol: str) -> tuple[str, bytes]:
         return "json", json_item.dumps(state)
     except ValueError as error:
         raise ItemError(
-            f"its {protocol}() gave what JSON cannot hold exactly: {error}. Let it give bytes, a "
+            f"its {protocol}() result does not survive a JSON round trip: {error}. Return bytes, a "
             "str, or plain dicts, lists and numbers; or call flaxckpt.register_item_handler."
         ) from None
 
@@ -153,7 +153,7 @@ def _check_target(saved: SavedItem, target: Any, protocol: str) -> None:
         return
     raise ItemError(
         f"the item {saved.name} is the state of an object, and its target {target!r:.80} has no "
-        f"{' or '.join(names)}. Give an object like the one that was saved."
+        f"{' or '.join(names)}. Pass an object like the saved one."
     )
 
 

@@ -115,8 +115,8 @@ class Background:
             return
         if not self._task.done.wait(min(self.timeout_secs, threading.TIMEOUT_MAX)):
             raise SaveTimeoutError(
-                f"{self._task.name} did not end within {self.timeout_secs:g} s. It goes on; "
-                "wait again, or give Options(timeout_secs=...) more."
+                f"{self._task.name} did not finish within {self.timeout_secs:g} s and is still "
+                "running. Wait again, or raise Options(timeout_secs=...)."
             )
         self._task = None
         if self._at_exit is not None:
@@ -133,7 +133,7 @@ class Background:
         (name, error), self._failure = self._failure, None
         raise BackgroundSaveError(
             f"{name} failed in the background: {type(error).__name__}: {str(error).rstrip('.')}. "
-            "The steps before it are intact. Remove the cause, and save again."
+            "Earlier steps are intact. Fix the cause and save again."
         ) from error
 
 
@@ -159,9 +159,11 @@ def _finish(task: _Task, timeout_secs: float) -> None:
     """Waits for `task` while the interpreter ends, and says so."""
     if task.done.is_set():
         return
-    logger.warning("%s: the script ends, waiting for it at most %g s", task.name, timeout_secs)
+    logger.warning(
+        "%s: the script is exiting, waiting up to %g s for it to finish", task.name, timeout_secs
+    )
     if not task.done.wait(min(timeout_secs, threading.TIMEOUT_MAX)):
-        logger.error("%s did not end within %g s and is given up", task.name, timeout_secs)
+        logger.error("%s did not finish within %g s and is given up", task.name, timeout_secs)
 
 
 # Writing the steps of a run: snapshot on the caller's thread, the rest in the background.
@@ -331,8 +333,8 @@ class Writer:
                 continue  # only now is it looked up whether a step is pinned, or gone
             except OSError as error:
                 raise DirectoryError(
-                    f"step {saved} is saved, but step {step}, which is no longer kept, cannot be "
-                    f"deleted: {error}. Remove the cause: the next save tries it again."
+                    f"step {saved} is saved, but the expired step {step} cannot be deleted: "
+                    f"{error}. Fix the cause; the next save retries."
                 ) from error
             logger.debug("deleted step %d of %s", step, self._run.directory)
 

@@ -194,12 +194,12 @@ def check_vacant(final: Location, *, overwrite: bool) -> None:
         if isinstance(error, CheckpointNotFoundError) and _is_vacant(final):
             return
         raise DirectoryError(
-            f"{final} exists and is no checkpoint of flaxckpt, so it is not touched. Save "
-            "somewhere else, or remove it yourself."
+            f"{final} exists but is not a flaxckpt checkpoint, so it was left alone. Save "
+            "elsewhere, or remove it first."
         ) from error
     if not overwrite:
         raise StepExistsError(
-            f"there is a checkpoint at {final} already. Pass overwrite=True to replace it."
+            f"a checkpoint already exists at {final}. Pass overwrite=True to replace it."
         )
 
 

@@ -103,9 +103,9 @@ def check_items(shares: Sequence[ProcessManifest], title: str) -> None:
         different = [name for name in names if first.get(name) != share.items.get(name)]
         if different:
             raise ProcessFailedError(
-                f"{title}: process {i} saves other items than process 0: {', '.join(different)} "
-                "are not the same, or not there. Only process 0's would be kept. Make them the "
-                "same; only iterators and random generators may differ."
+                f"{title}: process {i} saves different items from process 0: "
+                f"{', '.join(different)} differ or are missing. Only process 0's would be saved. "
+                "Make them equal; only iterators and random generators may differ."
             )
 
 
@@ -147,8 +147,9 @@ def check_equal(parts: Sequence[TreeManifest], title: str) -> None:
     for i, part in enumerate(parts):
         if part.tree != first.tree:
             raise ProcessFailedError(
-                f"{title}: process {i} saves another tree than process 0: its structure, types, "
-                "shardings, or Python numbers or strings differ. Make them the same on all."
+                f"{title}: process {i} and process 0 save different trees: structure, types, "
+                "shardings, Python numbers or strings differ. Make the trees equal on all "
+                "processes."
             )
         names = first.local.keys() | part.local.keys()
         different = sorted(n for n in names if first.local.get(n) != part.local.get(n))
@@ -158,9 +159,9 @@ def check_equal(parts: Sequence[TreeManifest], title: str) -> None:
             raise ProcessFailedError("\n".join([head, *rows, _TAIL]))
 
 
-_HEAD = "{}: process {} has other values than process 0 in leaves of which each has its own ({}):"
+_HEAD = "{}: process {} and process 0 have different values in process-local leaves ({}):"
 _TAIL = (
-    "Only process 0's would be kept. Make them the same, or one global array "
+    "Only process 0's would be saved. Make the values equal, or make them a global array "
     "(jax.make_array_from_process_local_data)."
 )
 

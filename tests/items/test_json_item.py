@@ -64,7 +64,10 @@ def test_the_order_of_keys_is_kept(tmp_path):
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        ({"a": [1.0, math.nan]}, r"the item it: .*\['a'\]\[1\] is nan, which JSON has not"),
+        (
+            {"a": [1.0, math.nan]},
+            r"the item it: .*\['a'\]\[1\] is nan, which JSON cannot represent",
+        ),
         ({"a": math.inf}, r"\['a'\] is inf"),
         ("\ud83d\ude00", "no valid unicode"),
     ],

@@ -36,7 +36,7 @@ def test_another_target_is_refused(tmp_path, target):
 def test_what_text_format_loses_is_refused(tmp_path):
     unknown = timestamp_pb2.Timestamp()
     unknown.MergeFromString(descriptor_pb2.FileDescriptorProto(package="p").SerializeToString())
-    with pytest.raises(ItemError, match="the item it: text format does not give it back"):
+    with pytest.raises(ItemError, match="the item it: it does not survive a text-format"):
         saved(tmp_path / "x", it=unknown)
     assert list(tmp_path.iterdir()) == []
 

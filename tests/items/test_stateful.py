@@ -164,7 +164,10 @@ def test_a_state_that_would_not_be_found_again_is_refused(tmp_path):
 @pytest.mark.parametrize(
     ("state", "text"),
     [
-        ({"a": (1, 2)}, r"get_state\(\) gave what JSON cannot hold exactly: \['a'\] is a tuple"),
+        (
+            {"a": (1, 2)},
+            r"get_state\(\) result does not survive a JSON round trip: \['a'\] is a tuple",
+        ),
         ({"a": np.int64(1)}, r"\['a'\] is a int64.*register_item_handler"),
         ({1: 2}, "is a dict"),
         ({"a": float("nan")}, "is nan"),

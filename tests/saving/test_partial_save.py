@@ -377,7 +377,7 @@ def test_a_block_that_raises_leaves_nothing(error, added, tmp_path):
 
 def test_what_is_to_be_replaced_lives_until_the_end(tmp_path):
     flaxckpt.save(tmp_path / "x", {"a": 1})
-    with pytest.raises(errors.StepExistsError, match="there is a checkpoint at"):
+    with pytest.raises(errors.StepExistsError, match="a checkpoint already exists at"):
         PartialSave(tmp_path / "x").__enter__()
     with (
         pytest.raises(KeyError),

@@ -85,7 +85,7 @@ def test_waiting_has_a_bound():
     background.start("slow", go_on.wait)
     try:
         assert background.busy
-        with pytest.raises(SaveTimeoutError, match=r"slow did not end within 0.05 s"):
+        with pytest.raises(SaveTimeoutError, match=r"slow did not finish within 0.05 s"):
             background.join()
     finally:
         go_on.set()

@@ -1,0 +1,1 @@
+"""Tests of runs: background saves, the hosts' own disks, and the step to restore."""

@@ -1,0 +1,1 @@
+"""Tests of saving: plans, snapshots, and one checkpoint in several calls."""
