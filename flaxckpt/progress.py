@@ -1,4 +1,4 @@
-"""A bar on the terminal for what takes longer than two seconds."""
+"""A progress bar on the terminal for operations that take more than two seconds."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from typing import Any, Self, TypeVar
 
 T = TypeVar("T")
 
-# What is done sooner needs no bar.
+# A faster operation shows no bar.
 AFTER_SECS = 2.0
 
 
 class Progress:
-    """Shows how many bytes of a save or a restore are done; used as a context manager.
+    """Shows the progress of a save or a restore in bytes; a context manager.
 
-    It writes to the standard error, and only where that is a terminal.
+    It writes to stderr, and only if that is a terminal.
     """
 
     def __init__(
@@ -35,23 +35,23 @@ class Progress:
         self._bar: Any = None
 
     def advance(self, nbytes: int) -> None:
-        """Notes that so many more bytes are done."""
+        """Records that `nbytes` more are done."""
         self._done += nbytes
         if self._bar is not None:
             self._bar.update(self._bar.task_ids[0], completed=self._done)
         elif self._is_shown and self._clock() - self._begun > AFTER_SECS:
-            self._bar = _bar()
+            self._bar = progress_bar()
             self._bar.add_task(self._title, total=self._total, completed=self._done)
             self._bar.start()
 
     def counted(self, items: Iterable[T], size: Callable[[T], int]) -> Iterator[T]:
-        """`items`, each noted with its `size` in bytes once the next one is asked for."""
+        """Yields `items`; records the `size` of each in bytes once the next is asked for."""
         for item in items:
             yield item
             self.advance(size(item))
 
     def __enter__(self) -> Self:
-        """This."""
+        """Returns itself."""
         return self
 
     def __exit__(
@@ -60,13 +60,13 @@ class Progress:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        """Takes the bar away."""
+        """Removes the bar."""
         if self._bar is not None:
             self._bar.stop()
 
 
-def _bar() -> Any:
-    """The bar, which leaves nothing behind and lets others print."""
+def progress_bar() -> Any:
+    """A rich bar of bytes, speed and remaining time, which disappears at the end."""
     from rich.console import Console
     from rich.progress import (
         BarColumn,
@@ -77,15 +77,9 @@ def _bar() -> Any:
     )
     from rich.progress import Progress as Bar
 
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        DownloadColumn(),
-        TransferSpeedColumn(),
-        TimeRemainingColumn(),
-    )
+    text = TextColumn("{task.description}", markup=False)
     return Bar(
-        *columns,
+        *(text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()),
         console=Console(stderr=True),
         transient=True,
         redirect_stdout=False,

@@ -88,7 +88,7 @@ def test_all_is_counted_and_the_clock_decides(monkeypatch):
         def stop(self):
             shown.append("stop")
 
-    monkeypatch.setattr(progress, "_bar", Bar)
+    monkeypatch.setattr(progress, "progress_bar", Bar)
     with Progress("saving", 10, is_shown=True, clock=lambda: now[0]) as bar:
         for item in bar.counted([1, 2, 3, 4], lambda item: item):
             now[0] += item

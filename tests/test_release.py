@@ -28,7 +28,7 @@ import flaxckpt
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME = f"flaxckpt-{flaxckpt.__version__}"
-DATA = {"py.typed", "reporting/page.css", "reporting/page.js"}
+DATA = {"py.typed", "report/page.css", "report/page.html", "report/page.js"}
 BESIDE = {"README.md", "LICENSE", "CHANGELOG.md", "pyproject.toml"}
 
 

@@ -1,4 +1,4 @@
-"""What all commands share: arguments and output."""
+"""The arguments and the output that commands share."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ if TYPE_CHECKING:
     from flaxckpt.options import Options
 
 
-# What commands write: tables and lines for people, or one JSON document for programs.
+# Output: tables and lines for people, or one JSON document for programs.
 
 
 class Column(NamedTuple):
     """A column of a table.
 
     Attributes:
-      title: its title.
-      right: whether it is aligned to the right, as numbers are.
+      title: the title of the column.
+      right: whether to align it to the right, as for numbers.
     """
 
     title: str
     right: bool = False
 
 
-# Between two columns; and what is left of text where the terminal is narrow.
+# The gap between two columns, and the least width of a text column on a narrow terminal.
 _GAP, _LEAST = 2, 8
 
 
@@ -40,27 +40,27 @@ class Output:
     """Writes to stdout; progress goes to stderr.
 
     Attributes:
-      is_json: whether a document is wanted; tables and lines are then not written.
+      is_json: whether to write the document, and not the tables and lines.
     """
 
     def __init__(self, *, is_json: bool):
-        """Writes a document, or text for people."""
+        """Writes JSON if `is_json`, otherwise text."""
         self.is_json = is_json
 
     def document(self, data: Mapping[str, Any]) -> None:
-        """Writes `data`, when a document is wanted; a command calls it once."""
+        """Writes `data` if JSON was asked for; a command calls it once."""
         if self.is_json:
             import orjson
 
             _write(orjson.dumps(_plain(data), option=orjson.OPT_INDENT_2).decode() + "\n")
 
     def lines(self, *lines: str) -> None:
-        """Writes lines for people; what is empty is left out."""
+        """Writes lines for people, without empty ones."""
         if not self.is_json:
             _write("".join(f"{clean(line)}\n" for line in lines if line))
 
     def table(self, columns: Sequence[Column], rows: Iterable[Sequence[str]]) -> None:
-        """Writes a table for people, without the columns that would be empty."""
+        """Writes a table for people, without empty columns."""
         found = list(rows)
         if self.is_json or not found:
             return
@@ -71,34 +71,19 @@ class Output:
 
     @contextlib.contextmanager
     def progress(self, title: str, total: int | None) -> Iterator[Callable[[int], None]]:
-        """A bar while the block runs, on a terminal; it gives what takes the bytes as they come."""
+        """Shows a progress bar on a terminal; gives a function that takes the bytes just done."""
         if not sys.stderr.isatty():
             yield lambda nbytes: None
             return
-        with _bar() as bar:
+        from flaxckpt.progress import progress_bar
+
+        with progress_bar() as bar:
             task = bar.add_task(clean(title), total=total)
             yield lambda nbytes: bar.advance(task, nbytes)
 
 
-def _bar() -> Any:
-    """A bar with the bytes, how many a second, and the time that is left."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        DownloadColumn,
-        Progress,
-        TextColumn,
-        TimeRemainingColumn,
-        TransferSpeedColumn,
-    )
-
-    text = TextColumn("{task.description}", markup=False)
-    columns = (text, BarColumn(), DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn())
-    return Progress(*columns, console=Console(stderr=True), transient=True)
-
-
 def _write_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> None:
-    """Writes a table, cut to the width of the terminal if there is one."""
+    """Writes a table, truncated to the width of a terminal."""
     widths = [max(len(row[i]) for row in rows) for i in range(len(columns))]
     if not sys.stdout.isatty():
         _write(_aligned(columns, rows, widths))
@@ -109,14 +94,14 @@ def _write_table(columns: Sequence[Column], rows: Sequence[Sequence[str]]) -> No
     head, _, rest = _aligned(columns, rows, _fitted(columns, widths, console.width)).partition("\n")
     with console.capture() as captured:
         console.print(head, style="bold", markup=False, highlight=False, soft_wrap=True)
-    # The rest has no style, and rich takes seconds for some thousand rows.
+    # Rows have no style, because rich takes seconds for a few thousand of them.
     _write(captured.get() + rest)
 
 
 def _fitted(columns: Sequence[Column], widths: Sequence[int], limit: int) -> list[int]:
-    """The widths of columns of a table that has at most `limit` characters in a line.
+    """Column widths for lines of at most `limit` characters.
 
-    Text gives way, the first column last; numbers are never cut.
+    Only text columns are truncated, the first one last.
     """
     fitted = list(widths)
     excess = sum(widths) + _GAP * (len(widths) - 1) - limit
@@ -130,7 +115,7 @@ def _fitted(columns: Sequence[Column], widths: Sequence[int], limit: int) -> lis
 def _aligned(
     columns: Sequence[Column], rows: Sequence[Sequence[str]], widths: Sequence[int]
 ) -> str:
-    """A table with columns of such widths; what is longer is cut."""
+    """A table with columns of these widths; longer cells are truncated."""
     pads = [str.rjust if column.right else str.ljust for column in columns]
     cells = (
         [pad(_cut(cell, width), width) for pad, cell, width in zip(pads, row, widths, strict=True)]
@@ -140,19 +125,18 @@ def _aligned(
 
 
 def _cut(text: str, width: int) -> str:
-    """At most `width` characters of `text`."""
     return text if len(text) <= width else f"{text[: width - 3]}..."
 
 
 def _write(text: str) -> None:
-    """Writes to stdout, whatever its encoding."""
+    """Writes to stdout, escaping characters that its encoding lacks."""
     stream: TextIO = sys.stdout
     encoding = stream.encoding or "utf-8"
     stream.write(text.encode(encoding, "backslashreplace").decode(encoding))
 
 
 def _plain(data: Any) -> Any:
-    """`data` as JSON: numbers that it has not are the strings `nan`, `inf` and `-inf`."""
+    """`data` for JSON, which cannot represent NaN and infinities: they become strings."""
     if isinstance(data, Mapping):
         return {str(key): _plain(value) for key, value in data.items()}
     if isinstance(data, list | tuple):
@@ -163,10 +147,10 @@ def _plain(data: Any) -> Any:
 
 
 class Clock:
-    """How long something takes."""
+    """Measures how long something takes."""
 
     def __init__(self) -> None:
-        """Begins now."""
+        """Starts now."""
         self._began = time.monotonic()
 
     @property
@@ -179,53 +163,61 @@ class Clock:
         return f"{size(int(nbytes / self.seconds))}/s"
 
 
-# What a command is, and the arguments that several of them have.
+# Exit codes, errors, and the arguments that several commands have.
 
 
-# The exit codes: all is well; the answer is that something is not; there is no answer.
+# Exit codes: success; damage or differences were found; an error.
 FINE, BAD, ERROR = 0, 1, 2
 
 _SIZE = re.compile(r"(\d+(?:\.\d+)?) ?(?:([kMGT]?)(i?)B?)?", re.IGNORECASE)
 
 
 class CliError(Exception):
-    """A command cannot do what it was asked for; the message is for people."""
+    """A command cannot do what it was asked to do; the message is for people."""
 
 
 def add_common(parser: argparse.ArgumentParser) -> None:
-    """The arguments that every command has."""
-    parser.add_argument("--json", action="store_true", help="one JSON document on stdout")
+    """Adds the arguments that every command has."""
+    parser.add_argument("--json", action="store_true", help="write one JSON document to stdout")
     store = parser.add_argument_group("object stores (s3://, gs://)")
-    store.add_argument("--endpoint", metavar="URL", help="of a server that speaks S3")
-    store.add_argument("--region", help="of an S3 bucket")
+    store.add_argument("--endpoint", metavar="URL", help="endpoint of an S3-compatible server")
+    store.add_argument("--region", help="region of the S3 bucket")
     store.add_argument(
-        "--credentials", metavar="HOW", help="for S3: environment, anonymous or profile:NAME"
+        "--credentials",
+        metavar="HOW",
+        help="S3 credentials: environment, anonymous or profile:NAME",
     )
 
 
 def add_metric(parser: argparse.ArgumentParser) -> None:
-    """The arguments that say which step is best."""
-    parser.add_argument("--metric", metavar="NAME", help="which metric decides what is best")
+    """Adds the arguments that rank steps."""
     parser.add_argument(
-        "--mode", choices=("min", "max"), default="min", help="whether small or large is good"
+        "--metric",
+        metavar="NAME",
+        help="metric that ranks the steps; by default the one that the run records",
+    )
+    parser.add_argument(
+        "--mode",
+        choices=("min", "max"),
+        help="whether the smallest or the largest value is best; by default as the run records",
     )
 
 
 def add_writing(parser: argparse.ArgumentParser) -> None:
-    """The arguments of commands that write a checkpoint."""
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    """Adds the arguments of commands that write a checkpoint."""
+    parser.add_argument("--overwrite", action="store_true", help="replace an existing checkpoint")
     parser.add_argument(
         "--no-atomic-rename",
         action="store_true",
-        help="the directory is a bucket that is mounted: see Options(atomic_rename=False)",
+        help="for a bucket mounted as a directory: see Options(atomic_rename=False)",
     )
 
 
 def options_of(args: argparse.Namespace) -> Options:
-    """The options that the arguments ask for.
+    """The options that the arguments give.
 
     Raises:
-      CliError: when one of them is not as it should be.
+      CliError: if one of them is invalid.
     """
     from flaxckpt.options import ObjectStore, Options
 
@@ -237,21 +229,21 @@ def options_of(args: argparse.Namespace) -> Options:
 
 
 def positive(text: str) -> int:
-    """An argument that is an integer of at least one."""
+    """Parses a positive integer."""
     if not text.isdecimal() or int(text) < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is no positive integer")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a positive integer")
     return int(text)
 
 
 def step_number(text: str) -> int:
-    """An argument that is a step."""
+    """Parses a step."""
     if not text.isdecimal():
-        raise argparse.ArgumentTypeError(f"{text!r} is no step")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a step")
     return int(text)
 
 
 def byte_count(text: str) -> int:
-    """An argument that is a number of bytes.
+    """Parses a number of bytes.
 
     Example:
       >>> byte_count("5GB"), byte_count("1.5 MiB"), byte_count("4096")
@@ -259,6 +251,6 @@ def byte_count(text: str) -> int:
     """
     found = _SIZE.fullmatch(text)
     if found is None:
-        raise argparse.ArgumentTypeError(f"{text!r} is no size, such as 5GB")
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 5GB")
     power = " kmgt".index((found[2] or " ").lower())
     return int(float(found[1]) * (1024 if found[3] else 1000) ** power)

@@ -284,11 +284,11 @@ def _one(
             is_new = copy_checkpoint(
                 place, final, options, count, overwrite=overwrite, with_pin=is_step
             )
-        state = "copied" if is_new else "there already"
+        state = "copied" if is_new else "already copied"
     except CheckpointNotFoundError:
         if not is_step:  # the run goes on meanwhile
             raise
-        state = "deleted meanwhile"
+        state = "deleted during the copy"
     speed = f", {text.size(total[0])}, {text.size(int(total[0] / clock.seconds))}/s"
     out.lines(f"{place} -> {final}: {state}{speed if state == 'copied' else ''}")
     return {"from": str(place), "to": str(final), "state": state, "nbytes": total[0]}

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from flaxckpt import text
-from flaxckpt.cli.command import FINE, CliError, Column, Output, add_metric, options_of
-
-if TYPE_CHECKING:
-    from flaxckpt.run.listing import Other, Step
-    from flaxckpt.run.run import Run
-    from flaxckpt.store.store import Stray
-
+from flaxckpt.cli.command import FINE, Column, Output, add_metric, options_of
+from flaxckpt.errors import InvalidMetricError
+from flaxckpt.run.listing import ListedStep, open_run, others, ranking_of, steps_of, strays
+from flaxckpt.run.retention import best_first
+from flaxckpt.run.run import Run
 
 _COLUMNS = (
     Column("STEP", right=True),
@@ -32,103 +28,87 @@ _COLUMNS_OF_OTHERS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
+    """Adds the arguments of `ls`."""
+    parser.add_argument("run", metavar="RUN", help="path or URL of a run directory")
     add_metric(parser)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Lists the steps, and what else is there."""
-    from flaxckpt.run.listing import open_run, steps_of, strays
-
+    """Lists the steps, checkpoints of other libraries, and other files."""
     run = open_run(args.run, options_of(args))
-    steps = steps_of(run)
-    best = best_step(run, steps, args.metric, args.mode)
+    steps, now = steps_of(run), time.time()
+    best, why_not = _best(args, run, steps)
     found = strays(run.directory, {str(step.step) for step in steps})
     foreign = [stray.name for stray in found if not stray.unfinished]
-    others = [] if steps else _others(run, foreign)
-    now = time.time()
-    out.document(_document(run, steps, best, found, others, now))
-    out.table(_COLUMNS, [_row(step, best, now) for step in steps])
+    known = [] if steps else others(run.directory, foreign)
+    documents = [_document(run, step, best, now) for step in steps]
+    out.document(
+        {
+            "run": str(run.directory),
+            "latest": steps[-1].step if steps else None,
+            "best": best,
+            "steps": documents,
+            "unfinished": [{"name": s.name, "state": s.unfinished} for s in found if s.unfinished],
+            "foreign": foreign,
+            "others": [
+                {
+                    "name": other.name,
+                    "path": str(run.directory / other.name),
+                    "format": other.format,
+                    "time": other.seconds,
+                    "nbytes": other.nbytes,
+                }
+                for other in known
+            ],
+        }
+    )
+    rows = [
+        [
+            str(step.step),
+            "-" if step.damaged else text.age(now - step.described.committed_ns / 1e9),
+            text.size(step.nbytes),
+            text.metrics(step.described.metrics),
+            ", ".join(note for note in ("best", "pinned", "damaged") if found[note]),
+        ]
+        for step, found in zip(steps, documents, strict=True)
+    ]
+    out.table(_COLUMNS, rows)
     if not steps:
-        out.lines(f"{run.directory} has no steps of flaxckpt{', but' if others else '.'}")
-    out.table(_COLUMNS_OF_OTHERS, [_row_of_other(other, now) for other in others])
+        out.lines(f"{run.directory} has no steps of flaxckpt{', but' if known else '.'}")
+    other_rows = [
+        [
+            other.name,
+            "-" if other.seconds is None else text.age(now - other.seconds),
+            "-" if other.nbytes is None else text.size(other.nbytes),
+            other.format,
+        ]
+        for other in known
+    ]
+    out.table(_COLUMNS_OF_OTHERS, other_rows)
     out.lines(*(f"unfinished: {s.name} ({s.unfinished})" for s in found if s.unfinished))
-    named = {other.name for other in others}
-    rest = [name for name in foreign if name not in named]
-    out.lines(f"not flaxckpt's: {text.join(rest)}" if rest else "")
+    rest = [name for name in foreign if name not in {other.name for other in known}]
+    out.lines(f"other files: {text.join(rest)}" if rest else "")
+    out.lines(f"best unknown: {why_not}" if why_not else "")
     return FINE
 
 
-def _others(run: Run, foreign: Sequence[str]) -> Sequence[Other]:
-    """The checkpoints of other libraries in a run that is theirs.
+def _best(args: argparse.Namespace, run: Run, steps: list[ListedStep]) -> tuple[int | None, str]:
+    """The best step, or why it is unknown although there are metrics.
 
     Raises:
-      CheckpointNotFoundError: when it is one checkpoint.
+      InvalidMetricError: if the arguments ask for a ranking that is not possible.
     """
-    # The readers take their time to be imported, which a run of flaxckpt's has no need of.
-    from flaxckpt.run.listing import others
-
-    return others(run.directory, foreign)
-
-
-def best_step(run: Run, steps: Sequence[Step], metric: str | None, mode: Any) -> int | None:
-    """The step with the best metric; `None` when nothing says which metric that is.
-
-    Raises:
-      CliError: when no step has the metric that was asked for.
-    """
-    from flaxckpt.run.retention import best_first
-
-    known = {name: None for step in steps for name in step.described.metrics}
-    if metric is not None and metric not in known:
-        there = f"There are {', '.join(known)}." if known else "There are none."
-        raise CliError(f"no step of {run.directory} has the metric {metric}. {there}")
-    ranked = best_first(run.infos(metric), mode)
-    return ranked[0].step if ranked else None
+    try:
+        ranking = ranking_of(run, steps, args.metric, args.mode)
+    except InvalidMetricError as error:
+        if args.metric or args.mode:
+            raise
+        return None, str(error) if any(step.described.metrics for step in steps) else ""
+    ranked = best_first(run.infos(ranking.metric), ranking.mode)
+    return (ranked[0].step if ranked else None), ""
 
 
-def _row(step: Step, best: int | None, now: float) -> list[str]:
-    """The cells of a step."""
-    notes = {"best": step.step == best, "pinned": step.pinned, "damaged": step.damaged}
-    return [
-        str(step.step),
-        "-" if step.damaged else text.age(now - step.described.committed_ns / 1e9),
-        text.size(step.nbytes),
-        text.metrics(step.described.metrics),
-        ", ".join(note for note, is_so in notes.items() if is_so),
-    ]
-
-
-def _row_of_other(other: Other, now: float) -> list[str]:
-    """The cells of a checkpoint of another library."""
-    age = "-" if other.seconds is None else text.age(now - other.seconds)
-    size = "-" if other.nbytes is None else text.size(other.nbytes)
-    return [other.name, age, size, other.format]
-
-
-def _document(
-    run: Run,
-    steps: Sequence[Step],
-    best: int | None,
-    found: Sequence[Stray],
-    others: Sequence[Other],
-    now: float,
-) -> dict[str, Any]:
-    """The answer for programs."""
-    return {
-        "run": str(run.directory),
-        "latest": steps[-1].step if steps else None,
-        "best": best,
-        "steps": [_step(run, step, best, now) for step in steps],
-        "unfinished": [{"name": s.name, "state": s.unfinished} for s in found if s.unfinished],
-        "foreign": [stray.name for stray in found if not stray.unfinished],
-        "others": [_other(run, other) for other in others],
-    }
-
-
-def _step(run: Run, step: Step, best: int | None, now: float) -> dict[str, Any]:
-    """A step for programs."""
+def _document(run: Run, step: ListedStep, best: int | None, now: float) -> dict[str, object]:
     described = step.described
     seconds = described.committed_ns / 1e9
     return {
@@ -143,15 +123,4 @@ def _step(run: Run, step: Step, best: int | None, now: float) -> dict[str, Any]:
         "best": step.step == best,
         "pinned": step.pinned,
         "damaged": step.damaged,
-    }
-
-
-def _other(run: Run, other: Other) -> dict[str, Any]:
-    """A checkpoint of another library for programs."""
-    return {
-        "name": other.name,
-        "path": str(run.directory / other.name),
-        "format": other.format,
-        "time": other.seconds,
-        "nbytes": other.nbytes,
     }

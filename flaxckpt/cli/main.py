@@ -1,4 +1,4 @@
-"""The parser of `flaxckpt`, and what becomes of errors."""
+"""The parser of `flaxckpt`, and its errors."""
 
 from __future__ import annotations
 
@@ -15,30 +15,30 @@ import flaxckpt
 from flaxckpt.cli.command import ERROR, CliError, Output, add_common
 from flaxckpt.errors import FlaxckptError
 
-# What can be typed: the module of a command has its name. Another command is one more module here,
-# and one more line. Only the module of the command that was typed is imported, because a command
-# starts within half a second, and jax alone takes one.
+# The commands. The module of a command has its name, `add_arguments(parser)` and `run(args, out)`.
+# Only the module of the command that was typed is imported, because a command starts within half a
+# second, and jax alone takes one second.
 COMMANDS = {
-    "ls": "lists the steps of a run",
-    "show": "shows the tree of a checkpoint of any format",
-    "diff": "says how two checkpoints differ",
-    "verify": "reads every byte of checkpoints and checks every checksum",
-    "cp": "copies a checkpoint or a run, between disks and buckets",
-    "convert": "rewrites a checkpoint of any format as flaxckpt's",
-    "export": "writes the arrays of a checkpoint to safetensors",
-    "rm": "deletes steps of a run; only says which without --yes",
-    "pin": "pins a step, so that it is never deleted",
-    "report": "writes a page about a run",
+    "ls": "list the steps of a run",
+    "show": "show the tree of a checkpoint of any format",
+    "diff": "compare two checkpoints",
+    "verify": "read every byte of checkpoints and check every checksum",
+    "cp": "copy a checkpoint or a run, between disks and buckets",
+    "convert": "rewrite a checkpoint of any format in the format of flaxckpt",
+    "export": "write the arrays of a checkpoint to safetensors",
+    "rm": "delete steps of a run (a dry run without --yes)",
+    "pin": "pin a step, so that it is never deleted",
+    "report": "write an HTML page about a run",
 }
 
-# As the shell says it of a process that a signal ended: SIGINT, SIGPIPE.
+# The exit codes that a shell gives a process ended by SIGINT or SIGPIPE.
 INTERRUPTED, BROKEN_PIPE = 130, 141
 
 _EPILOG = (
-    "exit codes: 0 all is well; 1 the answer is bad (damage, differences); 2 an error. "
+    "exit codes: 0 success; 1 damage or differences were found; 2 an error. "
     "FLAXCKPT_TRACEBACK=1 shows where an error comes from."
 )
-# The library's advice, in the words of the command.
+# The advice of the library, with the options of the command line.
 _WORDS = {
     "overwrite=True": "--overwrite",
     "rename=": "--rename ",
@@ -50,17 +50,19 @@ class _Parser(argparse.ArgumentParser):
     """A parser whose errors are one line."""
 
     def error(self, message: str) -> NoReturn:
-        """Says what is wrong with the arguments."""
+        """Exits with one line."""
         self.exit(ERROR, f"flaxckpt: error: {message}. See {self.prog} --help.\n")
 
 
 def parser(chosen: str | None = None) -> argparse.ArgumentParser:
     """The parser of all commands, with the arguments of the `chosen` one."""
-    main = _Parser("flaxckpt", description="Looks into checkpoints and runs.", epilog=_EPILOG)
+    main = _Parser(
+        "flaxckpt", description="Inspect and manage checkpoints and runs.", epilog=_EPILOG
+    )
     main.add_argument("--version", action="version", version=f"flaxckpt {flaxckpt.__version__}")
     commands = main.add_subparsers(metavar="COMMAND", required=True)
-    for name, summary in COMMANDS.items():
-        sub = commands.add_parser(name, help=summary, description=summary)
+    for name, what in COMMANDS.items():
+        sub = commands.add_parser(name, help=what, description=what)
         if name == chosen:
             module = importlib.import_module(f"flaxckpt.cli.{name}")
             module.add_arguments(sub)
@@ -70,7 +72,7 @@ def parser(chosen: str | None = None) -> argparse.ArgumentParser:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Does what `argv` (by default that of the process) says; returns the exit code."""
+    """Runs the command in `argv`, by default `sys.argv`; returns the exit code."""
     typed = sys.argv[1:] if argv is None else argv
     try:
         args = parser(typed[0] if typed else None).parse_args(typed)
@@ -92,14 +94,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def command() -> NoReturn:
-    """The command itself."""
-    # Whoever looks into a checkpoint must not take the accelerator from the job that writes it.
+    """The entry point."""
+    # The command must not take the accelerator from the job that writes the checkpoint.
     os.environ["JAX_PLATFORMS"] = "cpu"
     sys.exit(main())
 
 
 def _explain(error: Exception) -> None:
-    """Says what went wrong."""
     if os.environ.get("FLAXCKPT_TRACEBACK"):
         traceback.print_exception(error)
     elif isinstance(error, FlaxckptError | OSError | CliError):
@@ -113,11 +114,10 @@ def _explain(error: Exception) -> None:
 
 
 def _complain(text: str) -> None:
-    """Writes to stderr."""
     sys.stderr.write(f"flaxckpt: {text}\n")
 
 
 def _close_stdout() -> None:
-    """Keeps Python from complaining at its end that nobody reads what is left to write."""
+    """Keeps Python from complaining on exit that stdout is closed."""
     with contextlib.suppress(OSError, ValueError):
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -1,4 +1,4 @@
-"""`flaxckpt report RUN`: one page about a run, for a browser."""
+"""`flaxckpt report RUN`: an HTML page about a run."""
 
 from __future__ import annotations
 
@@ -15,43 +15,53 @@ from flaxckpt.cli.command import (
     options_of,
     positive,
 )
+from flaxckpt.run.listing import open_run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
+    """Adds the arguments of `report`."""
+    parser.add_argument("run", metavar="RUN", help="path or URL of a run directory")
     parser.add_argument(
-        "--out", metavar="FILE", type=Path, default=Path("report.html"), help="report.html"
+        "--out",
+        metavar="FILE",
+        type=Path,
+        default=Path("report.html"),
+        help="the page; by default report.html",
     )
     parser.add_argument(
         "--pairs",
         metavar="N",
         type=positive,
         default=10,
-        help="differences of the newest N + 1 steps",
+        help="compare the newest N + 1 steps with each other",
     )
     parser.add_argument(
         "--max-bytes",
         metavar="SIZE",
         type=byte_count,
         default="20GB",
-        help="leaves the differences out when more had to be read for them",
+        help="compare no steps if more than SIZE would have to be read",
     )
     add_metric(parser)
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
     """Writes the page."""
-    from flaxckpt.report.build import write_report
-    from flaxckpt.run.listing import open_run
+    from flaxckpt.report.page import write_report
 
     options = options_of(args)
     run = open_run(args.run, options)
-    how = {"metric": args.metric, "mode": args.mode, "pairs": args.pairs}
     with out.progress(f"reading {run.directory}", None) as progress:
         try:
             facts = write_report(
-                run, args.out, **how, max_bytes=args.max_bytes, options=options, progress=progress
+                run,
+                args.out,
+                metric=args.metric,
+                mode=args.mode,
+                pairs=args.pairs,
+                max_bytes=args.max_bytes,
+                options=options,
+                progress=progress,
             )
         except ModuleNotFoundError as error:
             raise CliError(str(error)) from None

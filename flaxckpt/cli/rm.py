@@ -1,10 +1,8 @@
-"""`flaxckpt rm RUN ...`: deletes steps of a run; without `--yes` it only says which."""
+"""`flaxckpt rm RUN ...`: deletes steps of a run; without `--yes` it is a dry run."""
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
 
 from flaxckpt import text
 from flaxckpt.cli.command import (
@@ -16,33 +14,42 @@ from flaxckpt.cli.command import (
     positive,
     step_number,
 )
-
-if TYPE_CHECKING:
-    from flaxckpt.run.listing import Step
-    from flaxckpt.run.run import Run
+from flaxckpt.errors import CheckpointNotFoundError, InvalidMetricError, StepPinnedError
+from flaxckpt.run.listing import ListedStep, open_run, ranking_of, steps_of
+from flaxckpt.run.retention import Keep
+from flaxckpt.run.run import Run
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    parser.add_argument("run", metavar="RUN", help="the directory of a run, or its URL")
-    parser.add_argument("--step", metavar="N", type=step_number, nargs="+", help="these steps")
-    rules = parser.add_argument_group("or all steps but these, the newest and pinned ones")
-    rules.add_argument("--keep-last", metavar="N", type=positive, help="the newest N")
-    rules.add_argument("--keep-best", metavar="N", type=positive, help="the N with the best metric")
-    rules.add_argument("--keep-every", metavar="N", type=positive, help="multiples of N")
+    """Adds the arguments of `rm`."""
+    parser.add_argument("run", metavar="RUN", help="path or URL of a run directory")
+    parser.add_argument(
+        "--step", metavar="N", type=step_number, nargs="+", help="delete these steps"
+    )
+    rules = parser.add_argument_group(
+        "or delete all steps, except the newest, pinned steps, and steps that these rules keep"
+    )
+    rules.add_argument("--keep-last", metavar="N", type=positive, help="keep the newest N")
+    rules.add_argument(
+        "--keep-best", metavar="N", type=positive, help="keep the N with the best metric"
+    )
+    rules.add_argument(
+        "--keep-every",
+        metavar="N",
+        type=positive,
+        help="keep the first step at or after each multiple of N",
+    )
     add_metric(parser)
     parser.add_argument(
-        "--yes", action="store_true", help="deletes them; otherwise nothing is done"
+        "--yes", action="store_true", help="delete the steps; without it, only list them"
     )
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Deletes steps, or says which it would."""
-    from flaxckpt.run.listing import open_run, steps_of
-
+    """Deletes steps, or lists the steps that it would delete."""
     rules = (args.keep_last, args.keep_best, args.keep_every)
     if (args.step is None) == (rules == (None, None, None)):
-        raise CliError("rm wants either --step, or --keep-last, --keep-best or --keep-every")
+        raise CliError("pass either --step, or --keep-last, --keep-best or --keep-every")
     run = open_run(args.run, options_of(args))
     steps = {step.step: step for step in steps_of(run)}
     wanted = _named(args, run, steps) if args.step else _unkept(args, run, steps)
@@ -59,19 +66,21 @@ def run(args: argparse.Namespace, out: Output) -> int:
             "nbytes": nbytes,
         }
     )
-    out.lines(*_lines(args, [steps[step] for step in done], nbytes))
+    word = "deleted" if args.yes else "would delete"
+    out.lines(*(f"{word} step {step}  {text.size(steps[step].nbytes)}" for step in done))
+    total = f"{text.plural(len(done), 'step')}, {text.size(nbytes)}"
+    dry = "" if args.yes else "; dry run, nothing deleted: pass --yes to delete"
+    out.lines(f"{total}{dry}" if done else "nothing to delete")
     return FINE
 
 
-def _named(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[int]:
-    """The steps that were named.
+def _named(args: argparse.Namespace, run: Run, steps: dict[int, ListedStep]) -> list[int]:
+    """The steps that `--step` names. Nothing is deleted if one of them is missing or pinned.
 
     Raises:
-      CheckpointNotFoundError: when one is not there.
-      StepPinnedError: when one is pinned. Nothing was deleted then.
+      CheckpointNotFoundError: if one is missing.
+      StepPinnedError: if one is pinned.
     """
-    from flaxckpt.errors import StepPinnedError
-
     wanted = sorted(set(args.step))
     for step in wanted:
         run.existing(step)
@@ -83,52 +92,35 @@ def _named(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[i
     return wanted
 
 
-def _unkept(args: argparse.Namespace, run: Run, steps: dict[int, Step]) -> list[int]:
-    """The steps that the rules do not keep."""
-    from flaxckpt.run.retention import Keep
+def _unkept(args: argparse.Namespace, run: Run, steps: dict[int, ListedStep]) -> list[int]:
+    """The steps that the rules do not keep.
 
+    Raises:
+      CliError: if `--keep-best` does not know how steps are ranked: it would delete all of them.
+    """
+    keep, metric = Keep(last=args.keep_last, every=args.keep_every), None
     if args.keep_best:
-        _check_metric(args, run, list(steps.values()))
-    ranking = {"metric": args.metric, "mode": args.mode}
-    keep = Keep(last=args.keep_last, best=args.keep_best, every=args.keep_every, **ranking)
-    kept = keep.select(run.infos(args.metric))
+        try:
+            metric, mode = ranking_of(run, list(steps.values()), args.metric, args.mode)
+        except InvalidMetricError as error:
+            raise CliError(f"--keep-best needs a ranking: {error}") from None
+        keep = Keep(
+            last=args.keep_last,
+            every=args.keep_every,
+            best=args.keep_best,
+            metric=metric,
+            mode=mode,
+        )
+    kept = keep.select(run.infos(metric))
     return [step for step in steps if step not in kept and not steps[step].pinned]
 
 
-def _check_metric(args: argparse.Namespace, run: Run, steps: Sequence[Step]) -> None:
-    """Refuses to keep the best steps when nothing says which they are: they would all go.
-
-    Raises:
-      CliError: in that case.
-    """
-    from flaxckpt.cli.ls import best_step
-
-    names = {name: None for step in steps for name in step.described.metrics}
-    if best_step(run, steps, args.metric, args.mode) is None or (
-        args.metric is None and len(names) > 1
-    ):
-        there = f"there are {', '.join(names)}" if names else "there are none"
-        raise CliError(f"--keep-best needs a metric, and {there}: say which by --metric")
-
-
 def _delete(run: Run, step: int, *, is_rule: bool) -> bool:
-    """Deletes a step; returns whether it is gone by that."""
-    from flaxckpt.errors import CheckpointNotFoundError, StepPinnedError
-
+    """Deletes a step; returns whether this call deleted it."""
     try:
         run.delete(step)
     except (CheckpointNotFoundError, StepPinnedError):
-        if is_rule:  # the run goes on meanwhile
+        if is_rule:  # the run continues while steps are deleted
             return False
         raise
     return True
-
-
-def _lines(args: argparse.Namespace, steps: Sequence[Step], nbytes: int) -> list[str]:
-    """What is said to people."""
-    if not steps:
-        return ["nothing to delete"]
-    word = "deleted" if args.yes else "would delete"
-    each: list[Any] = [f"{word} step {s.step}  {text.size(s.nbytes)}" for s in steps]
-    total = f"{text.plural(len(steps), 'step')}, {text.size(nbytes)}"
-    return [*each, total if args.yes else f"{total}; nothing was done: pass --yes to delete them"]

@@ -1,4 +1,4 @@
-"""The figures of a report."""
+"""The figures of a report, as data for Plotly. Pure."""
 
 from __future__ import annotations
 
@@ -7,31 +7,27 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from flaxckpt import text as text_module
+from flaxckpt import text
 from flaxckpt.comparing import SubtreeChanges
 from flaxckpt.inspecting import fitting_depth, prefix
 from flaxckpt.metadata.step_metadata import MAX_PAST
-from flaxckpt.report.facts import Facts, Save, Step
-from flaxckpt.text import axis_time, duration, label, moment, percent, short_title
+from flaxckpt.report.facts import Facts, ReportedSave, ReportedStep
 
-# What a plot is, and what all plots have in common.
-
-
-# What Plotly draws: `data`, a list of traces, and `layout`. A string that begins with $ is a
-# colour of the page by its name, which is not the same by day and by night.
+# A figure of Plotly: `data`, a list of traces, and `layout`. A string that begins with $ is the
+# name of a colour, which is different by day and by night.
 Figure = dict[str, Any]
 
 
 @dataclasses.dataclass(frozen=True)
 class Plot:
-    """A part of the page.
+    """A section of the page.
 
     Attributes:
       key: its id in the page.
       title: its heading.
-      text: what it shows, for people; a sentence or two.
-      figures: the views of it that can be selected, by name; none when there is nothing to show.
-      height: how high it is at the least, in pixels; beside a higher one it is as high as that.
+      text: one or two sentences about it.
+      figures: the views that can be selected, by name; empty if there is nothing to show.
+      height: its least height in pixels.
       wide: whether it takes the whole width of a wide page.
     """
 
@@ -44,7 +40,7 @@ class Plot:
 
 
 def figure(data: Sequence[Mapping[str, Any]], **layout: Any) -> Figure:
-    """What Plotly draws."""
+    """A figure of traces."""
     return {"data": list(data), "layout": layout}
 
 
@@ -58,7 +54,7 @@ def step_axis(**how: Any) -> dict[str, Any]:
     return {"title": {"text": "step"}, "tickformat": ",d", **how}
 
 
-# How all plots look. `automargin` makes room for whatever labels there are.
+# The style of all plots. `automargin` makes space for labels of any length.
 _AXIS = {
     "automargin": True,
     "gridcolor": "$grid",
@@ -84,47 +80,97 @@ TEMPLATE: Figure = {
 }
 
 
+# The colours of the page, by day and by night.
+
+
+LIGHT = {
+    "page": "#f6f6f4",
+    "surface": "#ffffff",
+    "ink": "#111110",
+    "soft": "#52514e",
+    "muted": "#7d7b76",
+    "grid": "#e3e2dc",
+    "line": "#a9b4c2",
+    "blue": "#2a78d6",
+    "orange": "#d9601f",
+    "aqua": "#159a6a",
+    "yellow": "#e09600",
+    "magenta": "#c2548a",
+    "green": "#2f7d1f",
+    "violet": "#5b49b8",
+    "red": "#d63b3a",
+    # From little to much change.
+    "heat0": "#e4effc",
+    "heat1": "#a9cdf5",
+    "heat2": "#5b9be6",
+    "heat3": "#245fae",
+    "heat4": "#0d2f63",
+}
+DARK = {
+    "page": "#101010",
+    "surface": "#1b1b1a",
+    "ink": "#f5f5f3",
+    "soft": "#c3c2b9",
+    "muted": "#918f88",
+    "grid": "#32322f",
+    "line": "#6b7684",
+    "blue": "#4a93ea",
+    "orange": "#e07a3f",
+    "aqua": "#2bb583",
+    "yellow": "#e8ab2e",
+    "magenta": "#d8709f",
+    "green": "#4f9f3d",
+    "violet": "#9588ea",
+    "red": "#ea6a69",
+    "heat0": "#14253d",
+    "heat1": "#1d4478",
+    "heat2": "#2f6fbd",
+    "heat3": "#6ba9ee",
+    "heat4": "#d3e6fb",
+}
+
+
 # How much each part of the state changed from step to step.
 
 
 ROOT = "(the whole state)"
 
 
-_KEY, _TITLE = "changes", "How much changed"
+_KEY, _TITLE = "changes", "Change by subtree"
 _ROW, _CHANGES_AXES = 22, 110
 
 
 def changes_plot(found: SubtreeChanges) -> Plot:
-    """The heatmap: subtrees by pairs of steps."""
+    """A heatmap of subtrees by pairs of steps."""
     if not found.names:
         return without_changes("The steps have no arrays of floating-point numbers.")
     said = (
-        "From each step that is kept to the next: the L2 norm of the difference, as a part of the "
-        "norm before. What is blank did not change, or cannot be compared."
+        "The L2 norm of the difference between each kept step and the next one, relative to the "
+        "norm before. Blank cells did not change, or cannot be compared."
     )
     if found.uncompared:
-        said += f" Arrays that are not in all of these steps with one shape: {found.uncompared}."
+        said += f" Arrays that are missing in a step, or have several shapes: {found.uncompared}."
     height = _ROW * len(found.names) + _CHANGES_AXES
     return Plot(_KEY, _TITLE, said, {_KEY: _heatmap(found)}, height)
 
 
 def without_changes(why: str) -> Plot:
-    """What is there instead."""
+    """The section without a figure, and the reason."""
     return Plot(_KEY, _TITLE, why)
 
 
 def _heatmap(found: SubtreeChanges) -> Figure:
-    """The picture; colours are of logarithms."""
+    """The figure; its colours are logarithms."""
     logs = [[_log(value) for value in row] for row in found.values]
     known = [value for row in logs for value in row if value is not None]
-    names = [label(name or ROOT) for name in found.names]
+    names = [text.label(name or ROOT) for name in found.names]
     heat = {
         "type": "heatmap",
         "x": [f"{new:,}" for _, new in found.pairs],
         "y": list(range(len(names))),  # short names need not differ
         "z": logs,
         "text": [
-            [percent(value) if _log(value) is not None else "" for value in row]
+            [text.percent(value) if _log(value) is not None else "" for value in row]
             for row in found.values
         ],
         "texttemplate": "%{text}" if len(found.pairs) <= 10 else "",
@@ -144,7 +190,7 @@ def _heatmap(found: SubtreeChanges) -> Figure:
     rows = {
         "autorange": "reversed",
         "tickvals": heat["y"],
-        "ticktext": [label(short_title(name or ROOT)) for name in found.names],
+        "ticktext": [text.label(text.short_title(name or ROOT)) for name in found.names],
         "showgrid": False,
     }
     columns = {
@@ -158,7 +204,7 @@ def _heatmap(found: SubtreeChanges) -> Figure:
 
 
 def _log(value: float) -> float | None:
-    """The logarithm of a change that has one."""
+    """The logarithm of a change; `None` for 0, NaN and infinity."""
     return math.log10(value) if value and math.isfinite(value) else None
 
 
@@ -167,8 +213,8 @@ def _changes_said(value: float) -> str:
     if math.isnan(value):
         return "cannot be compared"
     if math.isinf(value):
-        return "it was all zeros before"
-    return percent(value) if value else "unchanged"
+        return "all zeros before"
+    return text.percent(value) if value else "unchanged"
 
 
 def _colorbar(known: list[float]) -> dict[str, object]:
@@ -178,7 +224,7 @@ def _colorbar(known: list[float]) -> dict[str, object]:
     ticks = list(range(low, high + 1, every))
     return {
         "tickvals": ticks,
-        "ticktext": [percent(10.0**tick) for tick in ticks],
+        "ticktext": [text.percent(10.0**tick) for tick in ticks],
         "thickness": 10,
         "ypad": 4,
         "outlinewidth": 0,
@@ -193,12 +239,12 @@ def _colorbar(known: list[float]) -> dict[str, object]:
     }
 
 
-# What saves cost, beside the time that the loop trained between them.
+# The cost of saves, and the time that the loop trained between them.
 
 
-# In seconds; a logarithmic axis of times is read best in their units.
+# Ticks of a logarithmic axis, in seconds.
 _TICKS = (1e-6, 1e-5, 1e-4, 1e-3, 1e-2, 1e-1, 1.0, 10.0, 60.0, 600.0, 3600.0, 36000.0, 864000.0)
-_Measure = Callable[[Save], float | None]
+_Measure = Callable[[ReportedSave], float | None]
 _MEASURES: dict[str, tuple[str, _Measure]] = {
     "trained before it": ("$line", lambda save: save.trained),
     "until committed": ("$aqua", lambda save: save.seconds),
@@ -207,38 +253,38 @@ _MEASURES: dict[str, tuple[str, _Measure]] = {
 
 
 def costs(facts: Facts) -> Plot:
-    """How long each save took, on a logarithmic axis, and what part of the time it blocked."""
+    """How long each save took, and which share of the time it blocked the loop."""
     figures = {}
     if facts.saves:
         figures["times (logarithmic)"] = _seconds(facts.saves)
     if facts.overhead is not None:
         figures["share of the loop's time"] = _shares(facts.saves)
-    return Plot("costs", "What saves cost", _costs_text(facts), figures)
+    return Plot("costs", "Cost of saves", _costs_text(facts), figures)
 
 
 def _costs_text(facts: Facts) -> str:
-    """What it says."""
     if not facts.saves:
-        return "Nothing is known of what the saves of this run cost."
+        return "The cost of the saves of this run is unknown."
     if facts.overhead is None:
-        return "How long each save took until it was committed, and blocked the loop."
+        return "How long each save took until its commit, and blocked the loop."
     blocked, trained = facts.overhead
-    share = percent(blocked / ((blocked + trained) or 1.0))
+    share = text.percent(blocked / ((blocked + trained) or 1.0))
     return (
-        f"Saves blocked the loop for {duration(blocked)} of {duration(blocked + trained)}: {share}."
+        f"Saves blocked the loop for {text.duration(blocked)} of "
+        f"{text.duration(blocked + trained)}: {share}."
     )
 
 
-def _seconds(saves: Sequence[Save]) -> Figure:
+def _seconds(saves: Sequence[ReportedSave]) -> Figure:
     """The times as groups of bars."""
     traces = [
         trace(
             title,
             [f"{save.step:,}" for save in saves],
-            [measure(save) or None for save in saves],  # a logarithm of nothing there is not
+            [measure(save) or None for save in saves],  # 0 has no logarithm
             type="bar",
             marker={"color": color},
-            customdata=[duration(measure(save) or 0.0) for save in saves],
+            customdata=[text.duration(measure(save) or 0.0) for save in saves],
             hovertemplate="step %{x}: %{customdata}<extra>%{fullData.name}</extra>",
         )
         for title, (color, measure) in _MEASURES.items()
@@ -246,26 +292,26 @@ def _seconds(saves: Sequence[Save]) -> Figure:
     axis: dict[str, object] = {
         "type": "log",
         "tickvals": _TICKS,
-        "ticktext": [duration(tick) for tick in _TICKS],
+        "ticktext": [text.duration(tick) for tick in _TICKS],
     }
     axis["range"] = _decades([measure(s) for s in saves for _, measure in _MEASURES.values()])
     return figure(traces, barmode="group", xaxis=_steps(), yaxis=axis)
 
 
 def _decades(values: Sequence[float | None]) -> list[int]:
-    """The whole decades, as powers of ten, that `values` lie in; those without a logarithm do not.
+    """The exponents of the powers of ten that enclose the positive `values`.
 
     Example:
       >>> _decades([0.02, 3.0, 0.0, None])
       [-2, 1]
     """
     known = [math.log10(value) for value in values if value is not None and value > 0] or [0.0]
-    # The smallest shall be a bar, be it short.
+    # The smallest value needs a bar that is visible.
     return [math.floor(min(known) - 0.1), math.ceil(max(known))]
 
 
-def _shares(saves: Sequence[Save]) -> Figure:
-    """What part of the time from save to save the loop was blocked."""
+def _shares(saves: Sequence[ReportedSave]) -> Figure:
+    """The share of the time from save to save in which the loop was blocked."""
     known = [(save, share) for save in saves if (share := _share(save)) is not None]
     bars = trace(
         "loop blocked",
@@ -280,12 +326,12 @@ def _shares(saves: Sequence[Save]) -> Figure:
 
 
 def _steps() -> dict[str, object]:
-    """Steps as names: a bar is as wide for a save out of turn as for others."""
+    """Steps as categories, so that all bars have one width."""
     return {"title": {"text": "step"}, "type": "category", "nticks": 6, "tickangle": 0}
 
 
-def _share(save: Save) -> float | None:
-    """The part of the time since the save before that this one blocked."""
+def _share(save: ReportedSave) -> float | None:
+    """The share of the time since the previous save in which this one blocked the loop."""
     if save.blocked is None or save.trained is None:
         return None
     return save.blocked / ((save.blocked + save.trained) or 1.0)
@@ -304,20 +350,19 @@ def metrics(facts: Facts) -> Plot:
 
 
 def _metrics_text(facts: Facts) -> str:
-    """What it says."""
     if not facts.metric_names:
         return "The steps of this run were saved without metrics."
     if facts.metric is None:
-        return "There are several metrics: --metric says which one decides what is best."
+        return f"No step is marked as best: {facts.unranked}"
     best, which = facts.best, "smallest" if facts.mode == "min" else "largest"
     if best is None:
-        return f"No step that is kept has the metric {facts.metric}."
-    value = text_module.number(best.metrics[facts.metric])
-    return f"Of the steps that are kept, {best.step:,} has the {which} {facts.metric}: {value}."
+        return f"No kept step has the metric {facts.metric}."
+    value = text.number(best.metrics[facts.metric])
+    return f"Of the kept steps, {best.step:,} has the {which} {facts.metric}: {value}."
 
 
 def _curve(facts: Facts, name: str) -> Figure:
-    """The metric `name` of all steps that have it."""
+    """The curve of the metric `name`."""
     known = [step for step in facts.steps if name in step.metrics]
     line = _metrics_points("all", known, name, mode="lines", line={"color": "$line", "width": 1.5})
     kept = [step for step in known if step.is_kept]
@@ -328,19 +373,19 @@ def _curve(facts: Facts, name: str) -> Figure:
     traces.append(_marked("kept", kept, name, "circle", "$blue", 9))
     if facts.best and name in facts.best.metrics:
         traces.append(_marked("best", [facts.best], name, "star", "$yellow", 18))
-    return figure(traces, xaxis=step_axis(), yaxis={"title": {"text": label(name)}})
+    return figure(traces, xaxis=step_axis(), yaxis={"title": {"text": text.label(name)}})
 
 
-def _metrics_points(title: str, steps: Sequence[Step], name: str, **how: Any) -> dict[str, Any]:
-    """The metric `name` of some steps."""
+def _metrics_points(
+    title: str, steps: Sequence[ReportedStep], name: str, **how: Any
+) -> dict[str, Any]:
     values = [step.metrics[name] for step in steps]
     return trace(title, [s.step for s in steps], values, hovertemplate=_HOVER, **how)
 
 
 def _marked(
-    title: str, steps: Sequence[Step], name: str, symbol: str, color: str, size: int
+    title: str, steps: Sequence[ReportedStep], name: str, symbol: str, color: str, size: int
 ) -> dict[str, Any]:
-    """As markers."""
     marker = {"symbol": symbol, "color": color, "size": size}
     if symbol == "star":
         marker["line"] = {"color": "$ink", "width": 1}
@@ -350,35 +395,40 @@ def _marked(
 # The bytes of a step, by subtree.
 
 
+_SIZES = "Size by subtree"
 _HEIGHT = 420
-# Of more, those at the deepest level are one.
+# The largest number of subtrees at the deepest level.
 _MOST = 1500
 _LEVELS = 5
 _COLORS = ("$blue", "$aqua", "$violet", "$orange", "$green", "$magenta", "$yellow", "$red")
 
 
 def sizes(step: int, leaves: Mapping[str, int]) -> Plot:
-    """The treemap of a step, of which `leaves` has the size in bytes of each leaf."""
+    """A treemap of a step; `leaves` has the size in bytes of each leaf."""
     parts = subtrees(leaves, _MOST)
-    title = "What takes the room"
     if not parts:
-        return Plot("sizes", title, f"Step {step:,} has no arrays.")
+        return without_sizes(f"Step {step:,} has no arrays.")
     said = (
-        f"The arrays of step {step:,}: {text_module.size(parts[0].nbytes)} in "
-        f"{text_module.plural(parts[0].leaves, 'leaf')} that have some. Click a part to open it."
+        f"The arrays of step {step:,}: {text.size(parts[0].nbytes)} in "
+        f"{text.plural(parts[0].leaves, 'leaf')}. Click a subtree to open it."
     )
-    return Plot("sizes", title, said, {"sizes": _treemap(step, parts)}, _HEIGHT)
+    return Plot("sizes", _SIZES, said, {"sizes": _treemap(step, parts)}, _HEIGHT)
+
+
+def without_sizes(why: str) -> Plot:
+    """The section without a figure, and the reason."""
+    return Plot("sizes", _SIZES, why)
 
 
 def _treemap(step: int, parts: Sequence[Subtree]) -> Figure:
-    """The subtrees as a treemap; a subtree has the colour of what is topmost above it."""
+    """The subtrees as a treemap, coloured by the top-level subtree."""
     above = dict.fromkeys(part.name.partition("/")[0] for part in parts if part.name)
     colors = {name: _COLORS[i % len(_COLORS)] for i, name in enumerate(above)}
     whole = parts[0].nbytes
     map_ = {
         "type": "treemap",
         "ids": [f"/{part.name}" for part in parts],
-        "labels": [label(part.label) if part.name else f"step {step:,}" for part in parts],
+        "labels": [text.label(part.label) if part.name else f"step {step:,}" for part in parts],
         "parents": ["" if part.parent is None else f"/{part.parent}" for part in parts],
         "values": [part.nbytes for part in parts],
         "customdata": [_sizes_said(part, whole) for part in parts],
@@ -400,27 +450,27 @@ def _treemap(step: int, parts: Sequence[Subtree]) -> Figure:
 
 
 def _sizes_said(part: Subtree, whole: int) -> list[str]:
-    """Its size, its name, and what it is of the whole."""
-    leaves = text_module.plural(part.leaves, "leaf")
+    """Size, name, and share of the whole."""
+    leaves = text.plural(part.leaves, "leaf")
     return [
-        text_module.size(part.nbytes),
-        label(part.name or part.label),
-        f"{text_module.share(part.nbytes, whole)} of the step, {leaves}",
+        text.size(part.nbytes),
+        text.label(part.name or part.label),
+        f"{text.share(part.nbytes, whole)} of the step, {leaves}",
     ]
 
 
-# The timeline: which steps are there, which are gone, and what they are.
+# The timeline of kept and deleted steps.
 
 
 _NO_HISTORY = (
-    "Its newest step remembers no saves before it (an older flaxckpt wrote it): steps that are "
-    "gone, and what their saves cost, are not known."
+    "The newest step records no earlier saves, because an older flaxckpt wrote it. Deleted steps "
+    "and the cost of their saves are unknown."
 )
 _LANE, _TIMELINE_AXES = 44, 84
 
 
 class _Lane(NamedTuple):
-    """Points of one kind: where they lie, what is said of each, and how they look."""
+    """Points of one kind: their steps, times and texts, and their style."""
 
     name: str
     points: Sequence[tuple[int, float | None, str]]
@@ -434,23 +484,22 @@ def timeline(facts: Facts) -> Plot:
     figures = {"by step": _figure(lanes, lambda p: p[0], step_axis())}
     if any(point[1] is not None for lane in lanes for point in lane.points):
         when = {"title": {"text": "time (UTC)"}, "type": "date"}
-        figures["by time"] = _figure(lanes, lambda p: p[1] and axis_time(p[1]), when)
+        figures["by time"] = _figure(lanes, lambda p: p[1] and text.axis_time(p[1]), when)
     height = _LANE * len(lanes) + _TIMELINE_AXES
     return Plot("timeline", "Steps", _timeline_text(facts), figures, height, wide=True)
 
 
 def _timeline_text(facts: Facts) -> str:
-    """What it says."""
     gone = len(facts.steps) - len(facts.kept)
-    said = f"{text_module.plural(len(facts.kept), 'step')} kept"
+    said = f"{text.plural(len(facts.kept), 'step')} kept"
     if not facts.has_history:
         return f"{said}. {_NO_HISTORY}"
-    more = f" The last {MAX_PAST} saves are remembered." if len(facts.saves) > MAX_PAST else ""
+    more = f" The run records the last {MAX_PAST} saves." if len(facts.saves) > MAX_PAST else ""
     return f"{said}, {gone} deleted.{more}"
 
 
 def _lanes(facts: Facts) -> list[_Lane]:
-    """All kinds of points, the topmost first."""
+    """All kinds of points, from top to bottom."""
     best = facts.best
     damaged = [step for step in facts.kept if step.is_damaged]
     return [
@@ -469,20 +518,18 @@ def _lanes(facts: Facts) -> list[_Lane]:
     ]
 
 
-def _timeline_points(steps: Sequence[Step]) -> list[tuple[int, float | None, str]]:
-    """The points of some steps."""
+def _timeline_points(steps: Sequence[ReportedStep]) -> list[tuple[int, float | None, str]]:
     return [(step.step, step.time, _timeline_said(step)) for step in steps]
 
 
-def _timeline_said(step: Step) -> str:
-    """What is known of a step."""
-    known = [moment(step.time), "" if step.nbytes is None else text_module.size(step.nbytes)]
-    known += [f"{label(name)}: {text_module.number(value)}" for name, value in step.metrics.items()]
+def _timeline_said(step: ReportedStep) -> str:
+    known = [text.moment(step.time), "" if step.nbytes is None else text.size(step.nbytes)]
+    known += [f"{text.label(name)}: {text.number(value)}" for name, value in step.metrics.items()]
     return "<br>".join(filter(None, known))
 
 
 def _figure(lanes: Sequence[_Lane], place: Callable[[Any], Any], axis: dict[str, Any]) -> Figure:
-    """The lanes along an axis, on which a point has its `place`."""
+    """The lanes along an axis, at the `place` of each point."""
     rows = {
         "type": "category",
         "categoryorder": "array",
@@ -495,7 +542,6 @@ def _figure(lanes: Sequence[_Lane], place: Callable[[Any], Any], axis: dict[str,
 
 
 def _trace(lane: _Lane, place: Callable[[Any], Any]) -> dict[str, Any]:
-    """One lane."""
     size = 13 if lane.symbol in ("star", "diamond") else 10
     line = {"color": lane.color, "width": 2} if lane.symbol == "x-thin" else {"width": 0}
     return trace(

@@ -1,4 +1,7 @@
-"""What lies in a directory: steps, leftovers, other checkpoints."""
+"""What is in a run directory: steps, unfinished saves, checkpoints of other libraries.
+
+Without a bucket and other formats it needs neither numpy nor jax.
+"""
 
 from __future__ import annotations
 
@@ -9,9 +12,14 @@ import re
 from collections.abc import Container, Iterable
 from typing import TYPE_CHECKING, NamedTuple
 
-from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError, UnsupportedFormatError
+from flaxckpt.errors import (
+    CheckpointNotFoundError,
+    CorruptCheckpointError,
+    InvalidMetricError,
+    UnsupportedFormatError,
+)
 from flaxckpt.metadata import step_metadata
-from flaxckpt.metadata.step_metadata import CheckpointMetadata
+from flaxckpt.metadata.step_metadata import CheckpointMetadata, Mode, Ranking
 from flaxckpt.options import Options
 from flaxckpt.run.run import Run
 from flaxckpt.store import layout
@@ -21,20 +29,20 @@ from flaxckpt.store.store import Location, Stray
 if TYPE_CHECKING:
     from etils import epath
 
-# What `ls` knows of the steps of a run. It needs no jax.
+# The steps of a run.
 
 
-# A bucket takes its time to answer, and answers many at once.
+# A bucket is slow to answer, and answers many requests at once.
 THREADS = 16
 
 
-class Step(NamedTuple):
+class ListedStep(NamedTuple):
     """A committed step.
 
     Attributes:
-      step: its number.
-      described: what is known of it.
-      nbytes: the size of its files; in a bucket, of what they hold.
+      step: the step.
+      described: its times, metrics and metadata.
+      nbytes: the size of its files; in a bucket, of its arrays and items.
       pinned: whether it is pinned.
     """
 
@@ -49,7 +57,7 @@ class Step(NamedTuple):
         return not self.described.attempt
 
 
-def steps_of(run: Run) -> list[Step]:
+def steps_of(run: Run) -> list[ListedStep]:
     """The committed steps of `run`, in order."""
     numbers = {layout.parse_step(name) for name in run.directory.store.checkpoints(run.directory)}
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
@@ -58,16 +66,48 @@ def steps_of(run: Run) -> list[Step]:
     return [step for step in found if step is not None]
 
 
-def _look(run: Run, step: int) -> Step | None:
-    """What is known of a step; `None` when there is none."""
+def _look(run: Run, step: int) -> ListedStep | None:
+    """The step; `None` if it does not exist."""
     described = run.described(step)
     if described is None:
         return None
-    return Step(step, described, bytes_of(run.path(step), described), run.is_pinned(step))
+    return ListedStep(step, described, bytes_of(run.path(step), described), run.is_pinned(step))
+
+
+def ranking_of(
+    run: Run, steps: Iterable[ListedStep], metric: str | None, mode: Mode | None
+) -> Ranking:
+    """How steps are ranked: by `metric` and `mode`, or else as the run records.
+
+    Raises:
+      InvalidMetricError: if no step has the metric, or neither names the metric or the mode.
+    """
+    recorded = run.ranking()
+    names = sorted({name for step in steps for name in step.described.metrics})
+    if not names:
+        raise InvalidMetricError(f"no step of {run.directory} has a metric.")
+    if metric is not None and metric not in names:
+        raise InvalidMetricError(
+            f"no step of {run.directory} has the metric {metric}. The steps have "
+            f"{', '.join(names)}. Choose one of them with --metric."
+        )
+    if recorded is not None and metric in (None, recorded.metric):
+        return Ranking(recorded.metric, mode or recorded.mode)
+    if metric is None and len(names) > 1:
+        raise InvalidMetricError(
+            f"the steps have the metrics {', '.join(names)}, and the run does not record which of "
+            "them ranks steps. Choose one with --metric."
+        )
+    if mode is None:
+        raise InvalidMetricError(
+            f"the run does not record whether the smallest or the largest {metric or names[0]} is "
+            "best. Pass --mode min or --mode max."
+        )
+    return Ranking(metric or names[0], mode)
 
 
 def bytes_of(path: Location, described: CheckpointMetadata) -> int:
-    """The size of a checkpoint: of its files or, where a list has no sizes, of its arrays."""
+    """The size of the files of a checkpoint; in a bucket, of its arrays and items."""
     if path.store.can.sizes:
         return bytes_on_disk(path)
     trees = [layout.ITEM]
@@ -79,7 +119,7 @@ def bytes_of(path: Location, described: CheckpointMetadata) -> int:
 
 
 def bytes_on_disk(path: Location) -> int:
-    """The size of all files below a directory; some may be deleted meanwhile."""
+    """The size of all files below a directory, some of which may be deleted while it counts."""
     total = 0
     for directory, _, names in os.walk(path):
         for name in names:
@@ -91,8 +131,8 @@ def bytes_on_disk(path: Location) -> int:
 
 
 def _in_tree(item: Location) -> int:
-    """The size of the arrays of a tree; nothing when that cannot be read."""
-    # On a disk nobody needs to know it, nor numpy, without which `ls` takes half the time.
+    """The size of the arrays of a tree; 0 if it is unreadable."""
+    # Only a bucket needs it; without numpy, `ls` takes half the time.
     from flaxckpt.source.checkpoint import read_tree
 
     try:
@@ -101,24 +141,24 @@ def _in_tree(item: Location) -> int:
         return 0
 
 
-# What lies in the directory of a run and is no committed step of it. It needs no jax.
+# Everything else in a run directory.
 
 
 def strays(directory: Location, steps: Container[str]) -> list[Stray]:
-    """All that is in `directory` beside `steps`, the names of the committed steps."""
+    """Everything in `directory` except `steps`, the names of the committed steps."""
     return sorted(directory.store.strays(directory, steps))
 
 
-# Checkpoints of other libraries in the directory of a run. It needs no jax.
+# Checkpoints of other libraries in a run directory.
 
 
-class Other(NamedTuple):
+class OtherCheckpoint(NamedTuple):
     """A checkpoint of another library.
 
     Attributes:
-      name: of its file or directory.
-      format: what its format is called.
-      seconds: when it was last changed, since 1970; `None` in a bucket.
+      name: the name of its file or directory.
+      format: the name of its format.
+      seconds: the time of its last change, since 1970; `None` in a bucket.
       nbytes: the size of its files; `None` in a bucket.
     """
 
@@ -128,17 +168,17 @@ class Other(NamedTuple):
     nbytes: int | None
 
 
-def others(directory: Location, names: Iterable[str]) -> list[Other]:
-    """Those of `names` in `directory` that a reader knows, in the order of the numbers in them.
+def others(directory: Location, names: Iterable[str]) -> list[OtherCheckpoint]:
+    """The checkpoints among `names` in `directory`, sorted by the numbers in their names.
 
     Raises:
-      CheckpointNotFoundError: when `directory` itself is a checkpoint.
+      CheckpointNotFoundError: if `directory` itself is a checkpoint.
     """
     from flaxckpt.formats.detect import find_reader  # only here are numpy and TensorStore needed
 
     if (reader := find_reader(directory)) is not None:
         raise CheckpointNotFoundError(
-            f"{directory} is one checkpoint of {reader.NAME}, and no run. Use flaxckpt show "
+            f"{directory} is a single checkpoint of {reader.NAME}, not a run. Use flaxckpt show "
             f"{directory}."
         )
     with concurrent.futures.ThreadPoolExecutor(THREADS) as pool:
@@ -146,37 +186,36 @@ def others(directory: Location, names: Iterable[str]) -> list[Other]:
         return [other for other in found if other is not None]
 
 
-def _look_at_other(directory: Location, name: str) -> Other | None:
-    """What is at `name`, if that is a checkpoint."""
+def _look_at_other(directory: Location, name: str) -> OtherCheckpoint | None:
     from flaxckpt.formats.detect import find_reader
 
     path = directory / name
     if (reader := find_reader(path)) is None:
         return None
     if not path.store.can.sizes or (about := path.store.stat(path)) is None:
-        return Other(name, reader.NAME, None, None)
+        return OtherCheckpoint(name, reader.NAME, None, None)
     nbytes = bytes_on_disk(path) if about.is_directory else about.size
-    return Other(name, reader.NAME, about.seconds, nbytes)
+    return OtherCheckpoint(name, reader.NAME, about.seconds, nbytes)
 
 
 def _numbers(name: str) -> list[str | int]:
-    """A key to sort by that puts `step_9` before `step_10`."""
+    """A sort key that puts `step_9` before `step_10`."""
     return [int(part) if part.isdigit() else part for part in re.split(r"([0-9]+)", name)]
 
 
-# What is at a path: a run, a checkpoint, or neither.
+# A path: a run, a checkpoint, or neither.
 
 
 def open_run(path: epath.PathLike, options: Options) -> Run:
     """The run at `path`.
 
     Raises:
-      CheckpointNotFoundError: when there is nothing, or one checkpoint.
+      CheckpointNotFoundError: if there is nothing at `path`, or a single checkpoint.
     """
     directory = locate(path, options)
     if is_checkpoint(directory):
         raise CheckpointNotFoundError(
-            f"{directory} is one checkpoint, and no run. Use flaxckpt show {directory}, or the "
+            f"{directory} is a single checkpoint, not a run. Use flaxckpt show {directory}, or the "
             f"run {directory.parent}."
         )
     found = directory.store.stat(directory)
@@ -186,7 +225,7 @@ def open_run(path: epath.PathLike, options: Options) -> Run:
 
 
 def is_checkpoint(directory: Location) -> bool:
-    """Whether there is a committed checkpoint of flaxckpt, be it damaged."""
+    """Whether `directory` is a committed checkpoint of flaxckpt, which may be damaged."""
     try:
         step_metadata.read(directory)
     except CheckpointNotFoundError:
@@ -197,10 +236,7 @@ def is_checkpoint(directory: Location) -> bool:
 
 
 def checkpoints_at(directory: Location, options: Options) -> list[tuple[int | None, Location]]:
-    """The checkpoints of flaxckpt at a path: the one that is there, or the steps of a run.
-
-    One alone has no step.
-    """
+    """The checkpoints of flaxckpt at a path: a single one, without a step, or a run's steps."""
     if is_checkpoint(directory):
         return [(None, directory)]
     run = Run(directory)

@@ -233,11 +233,11 @@ class LocalStore:
 def _writer(path: Path, host: str) -> str:
     """Who writes an unfinished checkpoint, as far as that can be seen from here."""
     if host != layout.host_name():
-        return f"of {host}, which may be writing it"
+        return f"possibly being written by {host}"
     try:
         return "being written" if is_locked(path) else "its writer is gone"
     except OSError:
-        return "gone meanwhile, or not to be read"
+        return "already gone, or unreadable"
 
 
 def _fill(fd: int, offset: int, buffers: list[memoryview]) -> int:

@@ -33,7 +33,8 @@ def made(tmp_path_factory):
     """A run of four steps: 1 is pinned, 2 is best, one was never finished, and foreign files."""
     run = tmp_path_factory.mktemp("made") / "run"
     losses = {1: 0.5, 2: 0.1, 3: float("nan"), 4: 0.25}
-    with flaxckpt.CheckpointManager(run, async_=False) as ckpt:
+    keep = flaxckpt.Keep(metric="loss", mode="min")
+    with flaxckpt.CheckpointManager(run, keep=keep, async_=False) as ckpt:
         for step, loss in losses.items():
             beside = {
                 "metrics": {"loss": loss},

@@ -36,7 +36,7 @@ def test_a_run_with_its_pins_and_again(made, shell, tmp_path):
     shutil.rmtree(tmp_path / "run" / "3")
     found, _ = shell.json("cp", made, tmp_path / "run")
     states = [c["state"] for c in found["copies"]]
-    assert states == ["there already", "there already", "copied", "there already"]
+    assert states == ["already copied", "already copied", "copied", "already copied"]
     assert shell("verify", tmp_path / "run").status == 0
 
 
@@ -103,7 +103,7 @@ def test_a_source_that_is_deleted_meanwhile(run_dir, shell, tmp_path, monkeypatc
 
     monkeypatch.setattr(cp, "verify", deleting)
     states = [c["state"] for c in shell.json("cp", run_dir, tmp_path / "out")[0]["copies"]]
-    assert states == ["copied", "deleted meanwhile", "copied", "copied"]
+    assert states == ["copied", "deleted during the copy", "copied", "copied"]
     assert sorted(os.listdir(tmp_path / "out")) == ["1", "3", "4"]
 
 

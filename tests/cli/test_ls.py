@@ -29,8 +29,8 @@ def test_steps_with_age_size_metrics_and_notes(made, shell):
     host = layout.host_name()
     assert lines[5:] == [
         f"unfinished: 5.flaxckpt-tmp-{host}-0123456789ab (its writer is gone)",
-        "unfinished: 6.flaxckpt-tmp-elsewhere-0123456789ab (of elsewhere, which may be writing it)",
-        "not flaxckpt's: 7, events.out",
+        "unfinished: 6.flaxckpt-tmp-elsewhere-0123456789ab (possibly being written by elsewhere)",
+        "other files: 7, events.out",
     ]
 
 
@@ -75,16 +75,35 @@ def test_several_metrics_need_a_name(tmp_path, shell):
         ckpt.save(1, {"x": 1}, metrics={"a": 1.0, "b": 2.0})
         ckpt.save(2, {"x": 1}, metrics={"a": 2.0, "b": 1.0})
     assert shell.json("ls", tmp_path / "r")[0]["best"] is None
-    assert shell.json("ls", tmp_path / "r", "--metric", "b")[0]["best"] == 2
+    assert "best unknown: the steps have the metrics a, b" in shell("ls", tmp_path / "r").out
+    ranking = ("--metric", "b", "--mode", "min")
+    assert shell.json("ls", tmp_path / "r", *ranking)[0]["best"] == 2
     assert "no step" in shell.error("ls", tmp_path / "r", "--metric", "c")
+    assert "Pass --mode min or" in shell.error("ls", tmp_path / "r", "--metric", "b")
+
+
+def test_the_run_records_what_is_best_and_otherwise_ls_does_not_guess(tmp_path, shell):
+    for name, keep in {
+        "recorded": flaxckpt.Keep(metric="accuracy", mode="max"),
+        "not": flaxckpt.Keep(last=5),
+    }.items():
+        with flaxckpt.CheckpointManager(tmp_path / name, keep=keep, async_=False) as ckpt:
+            for step, accuracy in enumerate([0.1, 0.9, 0.5]):
+                ckpt.save(step, {"x": 1}, metrics={"accuracy": accuracy})
+    assert shell.json("ls", tmp_path / "recorded")[0]["best"] == 1
+    assert shell.json("ls", tmp_path / "recorded", "--mode", "min")[0]["best"] == 0
+    assert shell.json("ls", tmp_path / "not")[0]["best"] is None
+    last = shell.lines("ls", tmp_path / "not")[-1]
+    assert last.startswith("best unknown: the run does not record whether the smallest or the")
+    assert shell.json("ls", tmp_path / "not", "--mode", "max")[0]["best"] == 1
 
 
 def test_what_is_no_run(made, shell, tmp_path):
-    assert "is one checkpoint, and no run" in shell.error("ls", made / "1")
+    assert "is a single checkpoint, not a run" in shell.error("ls", made / "1")
     assert "there is nothing at" in shell.error("ls", tmp_path / "none")
     assert shell.lines("ls", tmp_path) == [f"{tmp_path} has no steps of flaxckpt."]
     for foreign, name in {"orbax/0.6.4/mgr/3": "Orbax", "safetensors": "safetensors"}.items():
-        assert f"is one checkpoint of {name}, and no run. Use" in shell.error(
+        assert f"is a single checkpoint of {name}, not a run. Use" in shell.error(
             "ls", SAMPLES / foreign
         )
 
@@ -104,7 +123,7 @@ def test_checkpoints_of_other_libraries(tmp_path, shell):
         ("9.safetensors", "2", "h", "safetensors"),
         ("checkpoint_10", "2", "h", "T5X"),
     ]
-    assert lines[5:] == [["not", "flaxckpt's:", "events.out"]]
+    assert lines[5:] == [["other", "files:", "events.out"]]
     found, _ = shell.json("ls", tmp_path)
     assert found["foreign"] == ["9", "9.safetensors", "checkpoint_10", "events.out"]
     other = found["others"][1]
@@ -131,7 +150,8 @@ def test_checkpoints_of_other_libraries_in_a_bucket(capsys, tmp_path):
 def test_a_bucket(kind, capsys, tmp_path):
     with stores.opened(kind, tmp_path) as store:
         url = store.url("run")
-        with flaxckpt.CheckpointManager(url, options=store.options(), async_=False) as ckpt:
+        options, keep = store.options(), flaxckpt.Keep(metric="loss", mode="min")
+        with flaxckpt.CheckpointManager(url, keep=keep, options=options, async_=False) as ckpt:
             for step in (1, 2):
                 ckpt.save(step, state(step), metrics={"loss": step}, items={"data": {"p": 1}})
             ckpt.pin(2)

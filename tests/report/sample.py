@@ -6,7 +6,7 @@ import numpy as np
 
 import flaxckpt
 from flaxckpt.metadata.step_metadata import PastSave
-from flaxckpt.report.facts import Facts, Step, saves_of
+from flaxckpt.report.facts import Facts, ReportedStep, saves_of
 
 DAY = 1_760_000_000.0
 
@@ -24,12 +24,20 @@ def facts(**changed):
     saves = saves_of(past(0, 10, 20, 30, 40))
     gone = {0, 20}
     steps = [
-        Step(s.step, s.time, s.metrics, None if s.step in gone else 1500, s.step not in gone)
+        ReportedStep(
+            s.step, s.time, s.metrics, None if s.step in gone else 1500, s.step not in gone
+        )
         for s in saves
     ]
-    steps[1] = Step(10, DAY + 60, {"loss": 0.5}, 1500, is_pinned=True)
-    steps.append(Step(50, is_damaged=True))
-    known = {"directory": "runs/made-up", "steps": steps, "saves": saves, "metric": "loss"}
+    steps[1] = ReportedStep(10, DAY + 60, {"loss": 0.5}, 1500, is_pinned=True)
+    steps.append(ReportedStep(50, is_damaged=True))
+    known = {
+        "directory": "runs/made-up",
+        "steps": steps,
+        "saves": saves,
+        "metric": "loss",
+        "mode": "min",
+    }
     return Facts(**known | changed)
 
 

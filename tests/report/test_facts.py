@@ -7,7 +7,7 @@ import pytest
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.report.facts import Facts, Save, Step, gather, merged, saves_of
+from flaxckpt.report.facts import Facts, ReportedSave, ReportedStep, gather, merged, saves_of
 from flaxckpt.run.run import Run
 from flaxckpt.store import layout
 from tests.report import sample
@@ -43,8 +43,8 @@ def test_what_makes_no_sense_is_left_out():
 
 
 def test_steps_that_were_saved_and_are_not_there_are_deleted():
-    saves = [Save(1, 10.0, 1.0), Save(2, 20.0, 1.0)]
-    found = merged([Step(2, 21.0), Step(3, 30.0)], saves)
+    saves = [ReportedSave(1, 10.0, 1.0), ReportedSave(2, 20.0, 1.0)]
+    found = merged([ReportedStep(2, 21.0), ReportedStep(3, 30.0)], saves)
     assert [(s.step, s.time, s.is_kept) for s in found] == [
         (1, 10.0, False),
         (2, 21.0, True),
@@ -59,12 +59,12 @@ def test_the_best_step_is_one_that_is_kept():
     assert sample.facts(metric=None).best is None
     assert sample.facts().overhead == (2.0, 238.0)
     assert sample.facts(saves=[]).overhead is None
-    assert Facts("empty", [Step(1)]).span is None
+    assert Facts("empty", [ReportedStep(1)]).span is None
 
 
 def test_a_run_as_it_is_on_disk(tmp_path):
     run = tmp_path / "run"
-    keep, w = flaxckpt.Keep(last=2), np.ones(3)
+    keep, w = flaxckpt.Keep(last=2, metric="loss", mode="min"), np.ones(3)
     with flaxckpt.CheckpointManager(run, keep=keep) as ckpt:
         for step in range(5):
             ckpt.save(step, {"w": w}, metrics={"loss": 5.0 - step}, wait=True)
@@ -103,9 +103,12 @@ def test_a_metric_must_be_one_that_there_is(tmp_path):
     with flaxckpt.CheckpointManager(tmp_path) as ckpt:
         ckpt.save(1, {"w": 1.0}, metrics={"loss": 1.0, "accuracy": 0.5})
     assert of(tmp_path).metric is None
-    assert of(tmp_path, metric="loss").metric == "loss"
-    with pytest.raises(errors.InvalidMetricError, match="They have accuracy, loss"):
-        of(tmp_path, metric="los")
+    assert "metrics accuracy, loss" in of(tmp_path).unranked
+    assert of(tmp_path, metric="loss", mode="min").metric == "loss"
+    with pytest.raises(errors.InvalidMetricError, match="The steps have accuracy, loss"):
+        of(tmp_path, metric="los", mode="min")
+    with pytest.raises(errors.InvalidMetricError, match="Pass --mode min or --mode max"):
+        of(tmp_path, metric="loss")
 
 
 def test_a_directory_without_steps_is_an_error(tmp_path):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from flaxckpt.comparing import SubtreeChanges
-from flaxckpt.report import page
+from flaxckpt.report import figures as module
 from flaxckpt.report.figures import (
     TEMPLATE,
     changes_plot,
@@ -35,7 +35,7 @@ def coloured(value, colors):
     return colors[value[1:]] if isinstance(value, str) and value.startswith("$") else value
 
 
-@pytest.mark.parametrize("colors", [page.LIGHT, page.DARK])
+@pytest.mark.parametrize("colors", [module.LIGHT, module.DARK])
 def test_plotly_knows_all_that_is_asked_of_it(colors):
     objects = pytest.importorskip("plotly.graph_objects")
     facts = sample.facts()
@@ -48,7 +48,7 @@ def test_plotly_knows_all_that_is_asked_of_it(colors):
 
 
 def test_both_themes_have_the_same_colours():
-    assert page.LIGHT.keys() == page.DARK.keys()
+    assert module.LIGHT.keys() == module.DARK.keys()
 
 
 def test_the_timeline_has_a_lane_for_each_kind():
@@ -66,7 +66,7 @@ def test_the_timeline_has_a_lane_for_each_kind():
 
 
 def test_the_timeline_says_that_there_is_no_history():
-    assert "remembers no saves" in timeline(sample.facts(saves=[])).text
+    assert "records no earlier saves" in timeline(sample.facts(saves=[])).text
 
 
 def test_the_metric_has_its_best_marked():
@@ -74,11 +74,11 @@ def test_the_metric_has_its_best_marked():
     curve = traces(found.figures["loss"])
     assert (curve["best"]["x"], curve["best"]["y"]) == ([40], [0.2])
     assert (curve["kept"]["x"], curve["deleted"]["x"]) == ([10, 30, 40], [0, 20])
-    assert found.text == "Of the steps that are kept, 40 has the smallest loss: 0.2."
+    assert found.text == "Of the kept steps, 40 has the smallest loss: 0.2."
 
 
 def test_metrics_of_which_none_decides_have_no_best():
-    found = metrics(sample.facts(metric=None))
+    found = metrics(sample.facts(metric=None, unranked="Pass --metric."))
     assert "best" not in traces(found.figures["loss"])
     assert "--metric" in found.text
     assert metrics(sample.facts(steps=sample.facts().steps[-1:])).figures == {}
@@ -133,9 +133,9 @@ def test_the_heatmap_has_colours_by_logarithm_and_says_what_has_none():
     assert heat["z"] == [[pytest.approx(-1), None], [None, None]]
     assert [[cell[1] for cell in row] for row in heat["customdata"]] == [
         ["1 → 2: 10%", "2 → 3: unchanged"],
-        ["1 → 2: it was all zeros before", "2 → 3: cannot be compared"],
+        ["1 → 2: all zeros before", "2 → 3: cannot be compared"],
     ]
-    assert "one shape: 1" in found.text
+    assert "several shapes: 1." in found.text
     assert changes_plot(SubtreeChanges([(1, 2)], [], [])).figures == {}
 
 

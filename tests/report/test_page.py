@@ -12,9 +12,8 @@ import pytest
 import flaxckpt
 from flaxckpt.cli import report as command
 from flaxckpt.cli.command import CliError, Output, add_common
-from flaxckpt.report.build import write_report
 from flaxckpt.report.figures import sizes, timeline
-from flaxckpt.report.page import page
+from flaxckpt.report.page import page, write_report
 from flaxckpt.run.run import Run
 from tests import stores
 from tests.cli.shell import arguments
@@ -174,7 +173,7 @@ def test_without_plotly_one_line_says_what_to_install(tmp_path, monkeypatch):
 def test_no_name_becomes_a_part_of_the_page():
     hostile = "</script><script>alert(1)</script>"
     facts = sample.facts()
-    steps = [*facts.steps, sample.Step(60, None, {hostile: 1.0})]
+    steps = [*facts.steps, sample.ReportedStep(60, None, {hostile: 1.0})]
     facts = sample.facts(steps=steps, metric=hostile)
     html = page(facts, [timeline(facts), sizes(1, {hostile: 8})], f'x = "{hostile}"')
     assert "<script>alert" not in html.replace('x = "<\\/script><script>alert(1)', "")
