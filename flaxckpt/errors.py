@@ -79,7 +79,7 @@ class ProcessTimeoutError(FlaxckptError, TimeoutError):
 
 
 class ManagerError(FlaxckptError, RuntimeError):
-    """The manager is closed, or was opened read-only."""
+    """The manager is closed, was opened read-only, or its `on_commit` raised."""
 
 
 class BackgroundSaveError(FlaxckptError, RuntimeError):

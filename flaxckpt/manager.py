@@ -17,6 +17,7 @@ from flaxckpt import multihost
 from flaxckpt.arguments import checked, no_attribute
 from flaxckpt.errors import BackgroundSaveError, InvalidMetricError, ManagerError
 from flaxckpt.formats.opening import open_source
+from flaxckpt.inspecting import CheckpointInfo, inspect
 from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.restoring.restore import restore_tree
@@ -51,7 +52,7 @@ class CheckpointManager:
     just ends. In a job of several processes, all of them make the same calls in the same order.
 
     Attributes:
-      directory: of the run.
+      directory: the directory of the run.
       report: what the last restore did, leaf by leaf.
       items: the items that the last restore was asked for.
       preempted: whether the job is to end; the step of that call was saved.
@@ -80,6 +81,7 @@ class CheckpointManager:
         read_only: bool = False,
         local: epath.PathLike | None = None,
         local_every: Every = Every(steps=1),
+        on_commit: Callable[[int, epath.Path], None] | None = None,
         writer: ScalarWriter | None = None,
         clock: Callable[[], float] = time.monotonic,
     ):
@@ -100,6 +102,10 @@ class CheckpointManager:
           local: a directory on a disk of each host's own, for frequent saves beside those to
             `directory`; two are kept. What is newest, and there on every host, is restored.
           local_every: when the manager, called in the loop, saves there.
+          on_commit: a function that is called with each step once it is committed, and with its
+            path: for trackers and launchers. It is called in the background if saves are, and in a
+            job of several processes on process 0. If it raises, the step is saved nonetheless, and
+            the next call of the manager raises its error.
           writer: a CLU `MetricWriter`, or anything with `write_scalars(step, dict)`: it is told
             what each save cost, at the next call of the manager.
           clock: seconds, for time-based saves.
@@ -118,7 +124,12 @@ class CheckpointManager:
         self._skip_if_busy, self._read_only, self._options = if_busy == "skip", read_only, options
         self._pacer = Pacer(save_every or Every(steps=1))
         self._accounts = Accounts(writer)
-        self._writer = Writer(self._run, keep, options, self._accounts, async_=async_)
+
+        def tell(step: int) -> None:
+            if on_commit is not None:
+                on_commit(step, self.path(step))
+
+        self._writer = Writer(self._run, keep, options, self._accounts, tell, async_=async_)
         self._last_step: int | None = None
         self._restored_step: int | None = None
         self._before_save: int | None = None
@@ -177,11 +188,45 @@ class CheckpointManager:
         preemption service says so, or a signal came within `on_preemption`. On the way, the step
         is saved on the host's own disk, if it is due there.
         """
-        ends = multihost.reached_preemption(step) or (self._is_asked_to_end and not self.preempted)
+        ends = self._ends(step)
         self.preempted = self.preempted or ends
         if step != self._last_step and (tier := self._local_tier()) is not None:
             tier.save_if_due(step, self._clock(), request_fn)
         return pacer.decide_together(self._group, step, now) or ends
+
+    def _ends(self, step: int) -> bool:
+        """Whether the job is to end after `step`, and no call has saved for that reason yet."""
+        if self.preempted:
+            return False
+        self._is_asked_to_end = self._is_asked_to_end or multihost.reached_preemption(step)
+        return self._is_asked_to_end
+
+    @checked()
+    def should_save(self, step: Any) -> bool:
+        """Whether `ckpt(step, state)` would save, for work that is only needed before a save.
+
+        Such as gathering metrics or evaluating. Asking changes nothing. Steps that are only due on
+        the hosts' own disks do not count. In a job of several processes, all of them ask.
+
+        Args:
+          step: the step, as for a call.
+
+        Raises:
+          InvalidStepError: if the step is not an integer of at least zero.
+        """
+        step = check_step(step)
+        if step == self._last_step:
+            return False
+        due, broadcast = self._pacer.would(step, self._clock()), self._group.broadcast
+        if self._pacer.every.is_timed:
+            due = broadcast(f"asking whether step {step} is due", lambda: due)
+        if not (due or self._ends(step)):
+            return False
+        # A damaged step is saved again.
+        exists = broadcast(
+            f"looking for step {step}", lambda: self._run.described(step) is not None
+        )
+        return step in self._damaged or not exists
 
     def ask_to_end(self) -> None:
         """Makes the next call save, whatever the schedule says, and set `preempted`.
@@ -469,6 +514,22 @@ class CheckpointManager:
         """Where a loop goes on: after the step saved or restored last, else after the newest."""
         step = self.latest_step() if self._last_step is None else self._last_step
         return 0 if step is None else step + 1
+
+    def path(self, step: int) -> epath.Path:
+        """The path of `step`, whether or not it exists."""
+        return self.directory / self._run.path(check_step(step)).name
+
+    @checked()
+    def inspect(self, step: int | None = None) -> CheckpointInfo:
+        """Describes the newest step, or `step`, without reading arrays; see `flaxckpt.inspect`.
+
+        Raises:
+          CheckpointNotFoundError: if there is no such step.
+        """
+        step = self.latest_step() if step is None else check_step(step)
+        self._run.existing(step)
+        assert step is not None, "it exists"
+        return inspect(self._run.path(step), options=self._options)
 
     @checked()
     def metrics(self, step: int) -> dict[str, float]:

@@ -53,7 +53,7 @@ def warn_jumped_over(pacer: Pacer, step: int) -> None:
         warnings.warn(
             f"the loop went from step {pacer.last} to {step} and never came by "
             f"{', '.join(map(str, missed))}, where a save was asked for; saving {step} instead",
-            stacklevel=3,
+            stacklevel=5,  # the loop, over `checked`, the call and the visit
         )
 
 

@@ -118,14 +118,16 @@ class Pacer:
     Attributes:
       every: the schedule.
       last: the step of the last decision; `None` before the first.
-      since: the time of the last save, or of the first decision, in seconds.
-      begun: the time of the first decision, in seconds.
+      first: the smallest step that was asked about before that.
+      since: the time of the last save, or of the first question, in seconds.
+      begun: the time of the first question, in seconds.
       lost: how many seconds the loop lost to saves, and `cost` those to the last one.
       owed: whether a save that was due has been put off.
     """
 
     every: Every
     last: int | None = None
+    first: int | None = None
     since: float | None = None
     begun: float | None = None
     lost: float = 0.0
@@ -137,7 +139,23 @@ class Pacer:
 
         Without a step before it, the first call decides on its own step only.
         """
-        last = step - 1 if self.last is None else self.last
+        decision, self.owed = self._outcome(step, now)
+        self.last = max(step, self._last(step))
+        return decision
+
+    def would(self, step: int, now: float) -> bool:
+        """Whether `decide` would say that `step` is due; nothing is decided."""
+        return self._outcome(step, now)[0]
+
+    def _last(self, step: int) -> int:
+        if self.last is not None:
+            return self.last
+        self.first = step if self.first is None else min(step, self.first)
+        return self.first - 1
+
+    def _outcome(self, step: int, now: float) -> tuple[bool, bool]:
+        """Whether `step` is to be saved, and whether its save is due but put off."""
+        last = self._last(step)
         self.since = now if self.since is None else self.since
         self.begun = now if self.begun is None else self.begun
         due = self.every.due(step, last=last, elapsed=now - self.since) or (
@@ -145,9 +163,7 @@ class Pacer:
         )
         affordable = self.every.affords(self.cost, lost=self.lost, total=now - self.begun)
         decision = due and (affordable or self.every.wants(step, last=last))
-        self.owed = due and not decision
-        self.last = max(step, last)
-        return decision
+        return decision, due and not decision
 
     def decide_together(self, group: ProcessGroup, step: int, now: float) -> bool:
         """Whether `step` is due on all processes. If it depends on clocks, process 0 decides."""

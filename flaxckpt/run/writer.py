@@ -20,6 +20,7 @@ from flaxckpt.errors import (
     BackgroundSaveError,
     CheckpointNotFoundError,
     DirectoryError,
+    ManagerError,
     SaveTimeoutError,
     StepPinnedError,
 )
@@ -197,13 +198,14 @@ class Writer:
         keep: Keep,
         options: Options,
         accounts: Accounts | None = None,
+        on_commit: Callable[[int], None] | None = None,
         *,
         async_: bool,
     ):
-        """A writer for `run`, which tells `accounts` of what it does."""
+        """A writer for `run`, which tells `accounts` and `on_commit` of what it does."""
         self.background = Background(options.timeout_secs)
         self._run, self._keep, self._options = run, keep, options
-        self._async, self._accounts = async_, accounts
+        self._async, self._accounts, self._on_commit = async_, accounts, on_commit
         self._plans: dict[str, SavePlan] = {}
         self._is_prepared = False
         self._past: collections.deque[PastSave] | None = None
@@ -293,7 +295,21 @@ class Writer:
         logger.info("saved step %d: %s, to %s", save.step, cost, prepared.final)
         self._remember(cost, prepared.described.metrics)
         if is_process_0:
-            self._delete_unkept(save.step)
+            try:
+                self._call_on_commit(save.step)
+            finally:
+                self._delete_unkept(save.step)
+
+    def _call_on_commit(self, step: int) -> None:
+        if self._on_commit is None:
+            return
+        try:
+            self._on_commit(step)
+        except Exception as error:
+            raise ManagerError(
+                f"step {step} is saved, but on_commit raised {type(error).__name__}: {error}. Fix "
+                "the function that is passed as CheckpointManager(on_commit=...)."
+            ) from error
 
     def _remember(self, cost: Cost, metrics: Mapping[str, float]) -> None:
         """Remembers a save, for the next ones to tell of it."""
