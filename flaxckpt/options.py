@@ -101,9 +101,10 @@ class Options:
         sent to the others over the devices' network. It saves reads; all processes must restore
         the same tree at the same time, and one that dies meanwhile takes the others with it.
       save_dtype: the dtype that floating arrays of the state are saved with: one name, such as
-        `bfloat16`, for all, or names by pattern (`re.fullmatch`) over key paths, of which the first
-        that matches counts. The arrays are converted where they are, which needs room there. A
-        restore to the old dtype asks for `dtype="widen"`.
+        `bfloat16`, for all, or names by pattern, of which the first that selects a leaf counts. A
+        pattern is the key path of a node, for all leaves of its subtree, or a regular expression
+        that must match a whole key path (`re.fullmatch`). The arrays are converted where
+        they are, which needs room there. A restore to the old dtype asks for `dtype="widen"`.
       progress: whether a save or a restore that takes longer than two seconds shows a bar, where
         the standard error is a terminal.
       storage: how object stores (`s3://`, `gs://`) are reached.
@@ -171,5 +172,6 @@ def _check_save_dtype(wanted: SaveDtype) -> None:
             re.compile(pattern)
         except re.error as error:
             raise ValueError(
-                f"Options.save_dtype has {pattern!r}, which is no regular expression: {error}"
+                f"Options.save_dtype has {pattern!r}, which is not a valid regular expression: "
+                f"{error}"
             ) from None

@@ -19,8 +19,8 @@ from flaxckpt.errors import ShardingError
 from flaxckpt.sharding import specs as leaf_specs
 from flaxckpt.sharding.specs import (
     Annotated,
-    Index,
     Keys,
+    ParamIndex,
     Rules,
     Specs,
     index_by_last_key,
@@ -208,7 +208,7 @@ def _checked(leaf: _TargetLeaf, axes: dict[str, int]) -> PartitionSpec:
     return spec
 
 
-def _derived(leaf: _TargetLeaf, axes: dict[str, int], params: Index) -> PartitionSpec:
+def _derived(leaf: _TargetLeaf, axes: dict[str, int], params: ParamIndex) -> PartitionSpec:
     """The spec of a leaf of optimizer state; whatever its shape, one that is valid.
 
     An optimizer maps over the boxes of the parameters, so that the factored moments of a kernel

@@ -29,10 +29,10 @@ class Annotated(NamedTuple):
     spec: PartitionSpec
 
 
-Index = Mapping[Any, Sequence[Annotated]]
+ParamIndex = Mapping[Any, Sequence[Annotated]]
 
 
-def index_by_last_key(params: Sequence[Annotated]) -> Index:
+def index_by_last_key(params: Sequence[Annotated]) -> ParamIndex:
     """`params` by the last key of their paths, so that a look-up need not go through them all."""
     index: dict[Any, list[Annotated]] = {}
     for param in params:
@@ -41,7 +41,7 @@ def index_by_last_key(params: Sequence[Annotated]) -> Index:
     return index
 
 
-def mirrored_spec(keys: Keys, shape: tuple[int, ...], params: Index) -> PartitionSpec | None:
+def mirrored_spec(keys: Keys, shape: tuple[int, ...], params: ParamIndex) -> PartitionSpec | None:
     """The spec of the parameter that the state leaf at `keys` mirrors; `None` when there is none.
 
     It is the one with the longest common suffix of the key path among those of the same shape.

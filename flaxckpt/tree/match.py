@@ -51,7 +51,7 @@ from flaxckpt.tree.node import MAPPING_KINDS, SEQUENCE_KINDS, Node, named_nodes
 
 Nodes = Sequence[Node | None]
 # Why the saved type (first) does not fit the target's (second); "" when it does.
-Problem = Callable[[Any, Any], str]
+TypeProblem = Callable[[Any, Any], str]
 
 # More rows than this are listed without a guess at what was meant, because guessing is slow.
 MAX_GUESSES = 50
@@ -119,7 +119,7 @@ class Matching(NamedTuple):
 
 
 def match(
-    saved: SavedSide, target: TargetSide, problem: Problem, allowed: Allowed = Allowed()
+    saved: SavedSide, target: TargetSide, problem: TypeProblem, allowed: Allowed = Allowed()
 ) -> Matching:
     """Finds the saved leaf of each leaf of a target, and lists what does not fit."""
     is_whole = not allowed.given and not allowed.resets_optimizers
@@ -177,7 +177,7 @@ def match(
 
 
 def _misfit(
-    name: str, partner: str, saved: SavedSide, target: TargetSide, problem: Problem
+    name: str, partner: str, saved: SavedSide, target: TargetSide, problem: TypeProblem
 ) -> Mismatch | None:
     """The row of a leaf of the target that its partner does not fit."""
     spec, wanted = saved.leaves[partner].spec, target.types[name]

@@ -17,9 +17,6 @@ NodeKind = Literal[
 MAPPING_KINDS = frozenset({"dict", "OrderedDict", "defaultdict", "FrozenDict", "nnx.State"})
 SEQUENCE_KINDS = frozenset({"list", "tuple"})
 
-# defaultdict factories that a reader may call.
-FACTORIES: dict[str, type] = {t.__name__: t for t in (list, dict, set, tuple, int, float, str)}
-
 
 @dataclasses.dataclass(frozen=True)
 class Node:
