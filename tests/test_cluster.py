@@ -12,6 +12,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests import cluster
 
+pytestmark = pytest.mark.slow
+
 
 def add_up(context, factor):
     """The sum of a global array, and which devices there are."""

@@ -10,6 +10,8 @@ import tensorstore as ts
 
 from tests.gcs_server import GcsServer
 
+pytestmark = pytest.mark.slow
+
 RETRIES = {"max_retries": 50, "initial_delay": "20ms", "max_delay": "40ms"}
 CONTEXT = {"gcs_request_retries": RETRIES}
 

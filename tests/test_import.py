@@ -9,6 +9,8 @@ import pytest
 import flaxckpt
 from tests.processes import ROOT, run_fresh
 
+pytestmark = pytest.mark.slow
+
 TIMED = """
     import sys, time
     import jax, flax, tensorstore

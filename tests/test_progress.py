@@ -15,6 +15,8 @@ from flaxckpt import progress
 from flaxckpt.progress import Progress
 from tests.processes import ROOT, environment
 
+pytestmark = pytest.mark.slow
+
 CODE = """
     import sys, numpy as np, flaxckpt
     from flaxckpt import progress

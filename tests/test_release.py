@@ -25,6 +25,8 @@ import pytest
 
 import flaxckpt
 
+pytestmark = pytest.mark.slow
+
 ROOT = Path(__file__).parent.parent
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
 NAME = f"flaxckpt-{flaxckpt.__version__}"

@@ -11,6 +11,8 @@ from tests import cluster
 from tests.gcs_server import GcsServer
 from tests.s3_server import S3Server
 
+pytestmark = pytest.mark.slow
+
 SERVERS = {"gcs": GcsServer, "s3": S3Server}
 MUST_NOT_EXIST = b"\x02"
 NOT_WRITTEN = b""

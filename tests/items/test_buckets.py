@@ -10,6 +10,8 @@ from tests import stores
 from tests.items.test_manager_items import Counter, manager, state
 from tests.multiprocess import jobs
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.fixture(scope="module")
 def store(tmp_path_factory):

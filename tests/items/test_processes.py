@@ -11,6 +11,8 @@ from tests import cluster, stores
 from tests.items.test_manager_items import Counter
 from tests.multiprocess import jobs
 
+pytestmark = pytest.mark.slow
+
 CONFIG = {"lr": 0.1}
 
 

@@ -15,6 +15,8 @@ from tests import cluster
 from tests.multihost.memory import MemoryKeyValueStore
 from tests.multihost.test_collectives import HANG_SECS, groups, in_threads
 
+pytestmark = pytest.mark.slow
+
 
 def file_store(directory):
     kvstore = ts.KvStore.open({"driver": "file", "path": f"{directory}/b/"}).result()

@@ -20,6 +20,8 @@ from tests.cli.shell import arguments
 from tests.report import browser, sample
 from tests.stores import at
 
+pytestmark = pytest.mark.slow
+
 IMAGE = Path(__file__).parents[2] / "docs" / "images" / "report.png"
 SCREENSHOT = "FLAXCKPT_SCREENSHOT"
 

@@ -15,6 +15,8 @@ from flaxckpt.source import chunk_reads
 from flaxckpt.source.checkpoint import open_checkpoint
 from tests.processes import run
 
+pytestmark = pytest.mark.slow
+
 AXES = [AxisType.Auto, AxisType.Explicit]
 
 SAVE = """

@@ -60,6 +60,7 @@ def jittable(tree):
     return jax.tree.map(keep, tree)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", sorted(zoo.BUILD))
 def test_every_state_of_the_zoo_is_made_saved_and_restored_on_a_mesh(name, mesh, tmp_path):
     def init():

@@ -22,6 +22,8 @@ from flaxckpt.metadata import sealed_json
 from tests import zoo
 from tests.processes import run
 
+pytestmark = pytest.mark.slow
+
 TREE = {
     "state": zoo.BUILD["linen_adamw"](),
     "module": nnx.state(nnx.Linear(2, 2, rngs=nnx.Rngs(0))),

@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import pytest
 
-from tests.migrating_rows import ROWS, Names, Shared
+from tests.docs.migrating_rows import ROWS, Names, Shared
 
 # The other libraries warn; the code on the right, alone, must not.
 pytestmark = pytest.mark.filterwarnings("ignore")
 
-PAGE = Path(__file__).parents[1] / "docs" / "migrating.md"
+PAGE = Path(__file__).parents[2] / "docs" / "migrating.md"
 CELL = re.compile(r"`[^`]+`(<br>`[^`]+`)*")
 NOT_RUN = ("T5X", "before")
 

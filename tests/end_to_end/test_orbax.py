@@ -23,7 +23,8 @@ with warnings.catch_warnings():
     import orbax.checkpoint as ocp
     from orbax.checkpoint import v1
 
-pytestmark = pytest.mark.filterwarnings("ignore")
+pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore")]
+
 
 # What Orbax cannot save at all, or a module, which it sees as another tree than its state.
 NOT_ORBAX = {"low_precision_leaves", "python_leaves", "zero_size_and_scalars", "nnx_module_direct"}

@@ -9,6 +9,8 @@ import pytest
 
 import flaxckpt
 
+pytestmark = pytest.mark.slow
+
 OPTIONS = flaxckpt.Options(fsync=False)
 FEW, MANY = 3, 300
 

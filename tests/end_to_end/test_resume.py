@@ -16,6 +16,8 @@ import flaxckpt
 from flaxckpt.errors import ResumeMismatchError
 from flaxckpt.testing import assert_bitwise_resume, differences
 
+pytestmark = pytest.mark.slow
+
 
 class Model(nn.Module):
     @nn.compact

@@ -21,6 +21,8 @@ from flaxckpt.store.bucket import BucketStore
 from flaxckpt.testing import differences
 from tests import stores
 
+pytestmark = pytest.mark.slow
+
 MIB = 1 << 20
 WRITES = ("PUT", "POST")
 

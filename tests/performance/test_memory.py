@@ -21,9 +21,12 @@ THREADS = 8 * MIB
 # What a default save may have in flight, and room for the chunks of 8 MiB that are being made.
 DEFAULT = (96 + 8) * MIB
 
-pytestmark = pytest.mark.skipif(
-    not os.access("/proc/self/clear_refs", os.W_OK), reason="this system does not tell peaks"
-)
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not os.access("/proc/self/clear_refs", os.W_OK), reason="this system does not tell peaks"
+    ),
+]
 
 
 def grown(scenario, *args, devices=1):

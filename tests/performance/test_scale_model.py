@@ -19,6 +19,8 @@ from benchmarks import (
 from benchmarks.scale_states import MODELS, Layout
 from tests.gcs_server import GcsServer
 
+pytestmark = pytest.mark.slow
+
 
 @pytest.mark.parametrize(("name", "params"), [("8B", 8.03e9), ("70B", 70.55e9), ("405B", 405.9e9)])
 def test_the_models_have_the_parameters_that_they_are_known_for(name, params):
