@@ -132,6 +132,8 @@ class CheckpointManager:
         self._writer = Writer(self._run, keep, options, self._accounts, tell, async_=async_)
         self._last_step: int | None = None
         self._restored_step: int | None = None
+        # How often the loop was sent to another step, and to which one last; for hooks.
+        self._resumed = (0, -1)
         self._before_save: int | None = None
         self._damaged: set[int] = set()
         self._closed = False
@@ -252,7 +254,12 @@ class CheckpointManager:
         title = f"looking for step {step}"
         exists = broadcast(title, lambda: self._run.described(step) is not None)
         if exists and not damaged:
-            logger.warning("step %d of %s exists and is not saved again", step, self.directory)
+            advice = ""
+            if self._restored_step is not None and self._restored_step < step:
+                from_ = self._restored_step
+                advice = f". To go on from step {from_} without it, call rollback({from_}) first"
+            where = self.directory
+            logger.warning("step %d of %s exists and is not saved again%s", step, where, advice)
             return False
         if damaged and not self._run.directory.store.can.atomic_rename:
             # It is of no use.
@@ -368,7 +375,7 @@ class CheckpointManager:
         self._damaged.update(damaged for damaged, _ in self.report.damaged)
         logger.info("%s", self.report)
         self._accounts.restored(step, self.report)
-        self._note(step)
+        self._goes_on_from(step)
         self._restored_step = step
         return tree
 
@@ -583,9 +590,55 @@ class CheckpointManager:
         self._group.broadcast(f"deleting step {step}", lambda: self._run.delete(step))
         self._run.forget(step)
 
+    @checked()
+    def rollback(self, step: int) -> None:
+        """Makes `step` the newest, so that training goes on from there, also after a restart.
+
+        No reader sees the later steps any more, in the run or on the hosts' own disks. They are
+        deleted after the next commit. The state of the loop is up to the caller: restore `step`
+        before or after.
+
+        Args:
+          step: a committed step of the run.
+
+        Raises:
+          CheckpointNotFoundError: if there is no such step.
+          StepPinnedError: if a later step is pinned; nothing was changed then.
+
+        Example:
+          >>> ckpt = flaxckpt.CheckpointManager(tmp_path / "run")
+          >>> for step in range(5):
+          ...     saved = ckpt(step, {"step": step})
+          >>> ckpt.rollback(2)
+          >>> ckpt.restore(), ckpt.next_step
+          ({'step': 2}, 3)
+        """
+        self._check_writable()
+        step = check_step(step)
+        self.wait()
+        later = self._group.broadcast(f"rolling back to {step}", lambda: self._run.later(step))
+        # A restart takes the newest step of both, so a crash must not leave later local steps only.
+        if (tier := self._local_tier()) is not None:
+            tier.rollback(step)
+        title = f"setting the steps after {step} aside"
+        self._group.broadcast(title, lambda: self._run.set_aside(later))
+        for gone in later:
+            self._run.forget(gone)
+            self._damaged.discard(gone)
+        self._writer.may_have_aside = True
+        self._goes_on_from(step)
+        logger.info(
+            "rolled %s back to step %d: %d steps set aside", self.directory, step, len(later)
+        )
+
     def stats(self) -> Stats:
         """What the saves and restores of this manager have cost so far."""
         return self._accounts.stats
+
+    def _goes_on_from(self, step: int) -> None:
+        """Notes that the loop goes on from `step`, be it back or ahead."""
+        self._note(step)
+        self._resumed = (self._resumed[0] + 1, step)
 
     def _note(self, step: int) -> None:
         """Notes that the state of the loop is that of `step`, and is saved."""

@@ -71,7 +71,7 @@ class PeriodicCheckpoint(_Base):
         steps = tuple(on_steps or ())
         super().__init__(every_steps=every_steps, every_secs=every_secs, on_steps=steps)
         self._manager, self._state_fn, self._items_fn = manager, state_fn, items_fn
-        self._restored: int | None = None
+        self._resumed = (0, -1)
         self._pacer = Pacer(Every(steps=every_steps, secs=every_secs, at=steps))
 
     @checked()
@@ -105,11 +105,9 @@ class PeriodicCheckpoint(_Base):
                 "PeriodicCheckpoint has no state to save. Give it state_fn=, or call it as "
                 "hook(step, state=state)."
             )
-        restored = self._manager.restored_step
-        if restored is not None and restored != self._restored:
-            # The loop goes on from there, be it back or ahead.
-            self._restored = restored
-            self._pacer.saved(restored, now)
+        if (resumed := self._manager._resumed) != self._resumed:
+            self._resumed = resumed
+            self._pacer.saved(resumed[1], now)
 
         def request_fn() -> SaveRequest:
             beside = {**self._items_fn(), **(items or {})}

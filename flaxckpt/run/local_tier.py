@@ -97,6 +97,15 @@ class LocalTier:
                 return None
         return found
 
+    def rollback(self, step: int) -> None:
+        """Sets the steps after `step` aside, on every host."""
+        self.wait()
+        collective = self.group.collective(f"setting local steps after {step} aside")
+        with collective.sharing_errors():
+            self._run.set_aside([s for s in self._run.steps() if s > step])
+            self._writer.may_have_aside = True
+        collective.all_gather(None)
+
     def newest(self) -> int | None:
         """The newest step that every process has, of the same save."""
         known = ((step, self._run.described(step)) for step in self._run.steps())

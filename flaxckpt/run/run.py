@@ -183,9 +183,9 @@ class Run:
         self._known.pop(step, None)
 
     def ranking(self) -> Ranking | None:
-        """How the run ranks its steps: what the newest step that records it says."""
+        """How the run ranks its steps: what its newest readable step records."""
         steps = map(self.described, reversed(self._listed()))
-        return next((step.ranking for step in steps if step and step.ranking), None)
+        return next((step.ranking for step in steps if step and step.attempt), None)
 
     def infos(self, metric: Metric | None) -> list[StepInfo]:
         """What retention needs to know of every committed step, ranked by `metric`."""
@@ -233,6 +233,25 @@ class Run:
         self.check_not_pinned(step)
         self.directory.store.remove(self.path(step))
         self.forget(step)
+
+    def later(self, step: int) -> list[int]:
+        """The steps after `step`, which is there; none of them is pinned.
+
+        Raises:
+          CheckpointNotFoundError: if there is no such step.
+          StepPinnedError: if a later step is pinned.
+        """
+        self.existing(step)
+        later = [s for s in self.steps() if s > step]
+        for pinned in later:
+            self.check_not_pinned(pinned)
+        return later
+
+    def set_aside(self, steps: Sequence[int]) -> None:
+        """Makes `steps` invisible to every reader, the newest first."""
+        for step in sorted(steps, reverse=True):
+            self.directory.store.set_aside(self.path(step))
+            self.forget(step)
 
     def check_not_pinned(self, step: int) -> None:
         """Refuses to delete or replace a pinned step.

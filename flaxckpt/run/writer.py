@@ -209,6 +209,8 @@ class Writer:
         self._plans: dict[str, SavePlan] = {}
         self._is_prepared = False
         self._past: collections.deque[PastSave] | None = None
+        # Steps that a rollback has set aside, by this writer or by one before it.
+        self.may_have_aside = True
 
     def save(
         self,
@@ -251,6 +253,9 @@ class Writer:
             self._is_prepared = True
         check_vacant(self._run.path(step), overwrite=overwrite)
         self._run.check_not_pinned(step)
+        store = self._run.directory.store
+        if self.may_have_aside and not store.can.atomic_rename:  # it is in the way
+            store.remove_aside(self._run.directory, layout.step_name(step))
         return layout.new_attempt()
 
     def wait(self) -> None:
@@ -299,6 +304,9 @@ class Writer:
                 self._call_on_commit(save.step)
             finally:
                 self._delete_unkept(save.step)
+                if self.may_have_aside:
+                    self._run.directory.store.remove_aside(self._run.directory)
+                    self.may_have_aside = False
 
     def _call_on_commit(self, step: int) -> None:
         if self._on_commit is None:

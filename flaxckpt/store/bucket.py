@@ -415,7 +415,7 @@ class BucketStore:
     def _is_taken_over(self, final: Location) -> bool:
         """Removes `final` if it is unfinished; returns whether it was."""
         found, attempt = self.value(_claim_of(final)), layout.new_attempt()
-        if found is None or found.endswith(b" committed"):
+        if found is None or found.endswith((b" committed", b" aside")):
             return False
         if not self.replace(_claim_of(final), found, _removing(attempt)):
             return False  # its writer lives, or somebody else removes it
@@ -432,6 +432,20 @@ class BucketStore:
             else self.replace(claim, found, _removing(attempt))
         ):
             self._remove(final, attempt)
+
+    def set_aside(self, final: Location) -> None:
+        """By its claim, which no longer says that it is committed."""
+        claim = _claim_of(final)
+        if (found := self.value(claim)) is None:
+            self.create(claim, _aside(layout.new_attempt()))
+        else:
+            self.replace(claim, found, found.partition(b" ")[0] + b" aside")
+
+    def remove_aside(self, parent: Location, name: str | None = None) -> None:
+        """See `Store`."""
+        for child in self.checkpoints(parent) if name is None else [name]:
+            if (self.value(_claim_of(parent / child)) or b"").endswith(b" aside"):
+                self.remove(parent / child)
 
     def _remove(self, final: Location, attempt: str) -> None:
         """Deletes all of a checkpoint whose claim says that `attempt` removes it."""
@@ -472,7 +486,11 @@ class BucketStore:
                 yield Stray(name, "left by a process, or in use" if is_ours else "")
 
 
-_UNFINISHED = {"writing": "being written, or its writer is gone", "removing": "being removed"}
+_UNFINISHED = {
+    "writing": "being written, or its writer is gone",
+    "removing": "being removed",
+    "aside": "set aside by a rollback",
+}
 
 
 def _claim_of(final: Location) -> Location:
@@ -488,6 +506,11 @@ def _writing(attempt: str) -> bytes:
 def _committed(attempt: str) -> bytes:
     """The claim of an attempt that has committed."""
     return f"{attempt} committed".encode()
+
+
+def _aside(attempt: str) -> bytes:
+    """The claim to a checkpoint that was set aside."""
+    return f"{attempt} aside".encode()
 
 
 def _removing(attempt: str) -> bytes:

@@ -26,6 +26,9 @@ TREE = rf"{ITEM_NAME}(?:/(?:{JAX_KEY}|{NUMPY_KEY}))?"
 # In an item: what an Orbax handler of JSON reads, and the files of the user's handlers.
 JSON_FILE, PROTO_FILE, USER_FILES = "metadata", "proto.pbtxt", "files"
 
+# In a step that a rollback has set aside, where directories cannot be renamed.
+ASIDE = "_ASIDE"
+
 CHECKPOINT_ENTRIES = frozenset({CHECKPOINT_METADATA, PINNED, CLAIM, COMMIT_SUCCESS, ITEM})
 
 # In a bucket, next to the checkpoints:
@@ -48,6 +51,7 @@ CHILD = "ocdbt.process_"
 # In the key-value store; no array has it, as theirs end in zarr.json or a chunk.
 ATTEMPT_KEY = "flaxckpt.attempt"
 
+_ASIDE = re.compile(r"(.+)\.flaxckpt-aside-[0-9a-f]{12}")
 _STEP = re.compile(r"0|[1-9][0-9]*")
 _DATABASE = re.compile(rf"({CHILD}[^/]+/)?({MANIFEST}|manifest\.\d+|d/[0-9a-f]+)")
 _OWN = re.compile(r"process_([0-9]+)-of-([0-9]+)(?:-[0-9a-f]{12})?([./].+)")
@@ -108,6 +112,16 @@ def temporary_name(name: str, attempt: str, host: str | None = None) -> str:
     The `host` is that of the writer: this one.
     """
     return f"{name}.flaxckpt-tmp-{host or host_name()}-{attempt}"
+
+
+def aside_name(name: str, attempt: str) -> str:
+    """Where a checkpoint called `name` is until it is deleted after a rollback."""
+    return f"{name}.flaxckpt-aside-{attempt}"
+
+
+def is_aside(name: str) -> bool:
+    """Whether `aside_name` gives `name`."""
+    return _ASIDE.fullmatch(name) is not None
 
 
 def parse_temporary(name: str) -> tuple[str, str] | None:

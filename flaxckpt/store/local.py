@@ -217,6 +217,31 @@ class LocalStore:
         """See `Store`."""
         remove(Path(final), fsync=self.fsync)
 
+    def set_aside(self, final: Location) -> None:
+        """By rename where that is atomic, or else by a file beside its claim."""
+        path = Path(final)
+        if self.can_rename:
+            with lock(path.parent, shared=True):
+                os.rename(path, path.with_name(layout.aside_name(path.name, layout.new_attempt())))
+        else:
+            # What has this file is nothing that a dead writer left, so only a commit removes it.
+            (path / layout.ASIDE).touch()
+            if not (path / layout.CLAIM).exists():
+                write_file(path / layout.CLAIM, b"aside", fsync=self.fsync)
+            (path / layout.COMMIT_SUCCESS).unlink(missing_ok=True)
+            if self.fsync:
+                fsync_path(path)
+        if self.fsync:
+            fsync_path(path.parent)
+
+    def remove_aside(self, parent: Location, name: str | None = None) -> None:
+        """See `Store`."""
+        for child in self.children(parent) if name is None else [name]:
+            if layout.is_aside(child):
+                remove_tree(Path(parent / child))
+            elif not self.can_rename and _is_aside(Path(parent / child)):
+                remove_marked(Path(parent / child))
+
     def strays(self, parent: Location, steps: Container[str]) -> Iterator[Stray]:
         """See `Store`."""
         with os.scandir(parent) as entries:
@@ -224,10 +249,17 @@ class LocalStore:
                 if entry.name in steps or entry.name == layout.CLAIMS:
                     continue
                 path = Path(entry.path)
+                if layout.is_aside(entry.name) or _is_aside(path):
+                    yield Stray(entry.name, "set aside by a rollback")
+                    continue
                 unfinished = layout.parse_temporary(entry.name)
                 if unfinished is None and entry.is_dir(follow_symlinks=False):
                     unfinished = unfinished_marked(path)
                 yield Stray(entry.name, "" if unfinished is None else _writer(path, unfinished[1]))
+
+
+def _is_aside(path: Path) -> bool:
+    return (path / layout.ASIDE).exists() and not is_committed(path)
 
 
 def _writer(path: Path, host: str) -> str:

@@ -232,6 +232,15 @@ class Store(Protocol):
     def remove(self, final: Location) -> None:
         """Deletes a checkpoint, its name first; that somebody else has is no error."""
 
+    def set_aside(self, final: Location) -> None:
+        """Makes a committed checkpoint invisible to every reader, and keeps its files."""
+
+    def remove_aside(self, parent: Location, name: str | None = None) -> None:
+        """Deletes the checkpoints in `parent` that were set aside; with `name`, only that one.
+
+        Where a checkpoint is set aside under another name, `name` finds nothing to delete.
+        """
+
     def strays(self, parent: Location, steps: Container[str]) -> Iterator[Stray]:
         """All that is in `parent` beside `steps`, the names of the committed steps."""
 
