@@ -8,12 +8,15 @@ from flaxckpt.cli.command import FINE, CliError, Output, byte_count, options_of
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    """Its arguments."""
-    parser.add_argument("a", metavar="A", help="a checkpoint of any format, or its URL")
-    parser.add_argument("b", metavar="B", help="the file, which ends in .safetensors, or its URL")
-    parser.add_argument("--dtype", help="what arrays of floats become, such as bfloat16")
+    """Adds the arguments of `export`."""
+    parser.add_argument("a", metavar="A", help="path or URL of a checkpoint of any format")
+    parser.add_argument("b", metavar="B", help="path or URL of a .safetensors file")
+    parser.add_argument("--dtype", help="dtype of floating-point arrays, such as bfloat16")
     parser.add_argument(
-        "--max-shard-bytes", metavar="SIZE", type=byte_count, help="of one file, such as 5GB"
+        "--max-shard-bytes",
+        metavar="SIZE",
+        type=byte_count,
+        help="largest file, such as 5GB",
     )
     parser.add_argument(
         "--rename",
@@ -21,13 +24,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         action="extend",
         default=[],
-        help="another name for a tensor; without NEW it is left out",
+        help="rename a tensor; without NEW, leave it out",
     )
-    parser.add_argument("--overwrite", action="store_true", help="replace what is there")
+    parser.add_argument("--overwrite", action="store_true", help="replace existing files")
 
 
 def run(args: argparse.Namespace, out: Output) -> int:
-    """Writes what is at A to B."""
+    """Writes the arrays of the checkpoint at A to B."""
     from flaxckpt.exporting import export
 
     options = options_of(args)
@@ -51,12 +54,12 @@ def run(args: argparse.Namespace, out: Output) -> int:
 
 
 def _renamed(pairs: list[str]) -> dict[str, str | None] | None:
-    """What `--rename` says.
+    """The new names that `--rename` gives.
 
     Raises:
-      CliError: when it is not OLD=NEW.
+      CliError: if a value is not OLD=NEW.
     """
     if wrong := [pair for pair in pairs if "=" not in pair]:
-        raise CliError(f"--rename wants OLD=NEW, or OLD= to leave it out, got {wrong[0]}")
+        raise CliError(f"--rename needs OLD=NEW, or OLD= to leave the tensor out, got {wrong[0]}")
     split = (pair.split("=", 1) for pair in pairs)
     return {old: new or None for old, new in split} or None

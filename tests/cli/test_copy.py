@@ -50,7 +50,7 @@ def test_another_checkpoint_is_only_replaced_when_asked(made, shell, tmp_path):
     assert "is pinned" in shell.error("cp", made / "2", pinned, "--overwrite")
     (tmp_path / "other").mkdir()
     (tmp_path / "other" / "file").touch()
-    assert "is no checkpoint of flaxckpt" in shell.error("cp", made / "2", tmp_path / "other")
+    assert "is not a flaxckpt checkpoint" in shell.error("cp", made / "2", tmp_path / "other")
 
 
 def test_what_is_damaged_is_not_copied(damaged, shell, tmp_path):
@@ -86,7 +86,7 @@ def test_what_is_read_from_the_copy_must_be_what_was_written(made, shell, tmp_pa
             path.write_bytes(b"x" + path.read_bytes()[1:])
 
     monkeypatch.setattr(LocalStore, "create_from", flipping)
-    assert "is not what was written" in shell.error("cp", made / "2", tmp_path / "out" / "x")
+    assert "reads back differently from its source" in shell.error("cp", made / "2", tmp_path / "out" / "x")
     assert os.listdir(tmp_path / "out") == []
 
 
