@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 import itertools
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -91,16 +92,16 @@ class ProcessManifest(NamedTuple):
         return cls(list(map(TreeManifest.from_json, data["trees"])), files, data["items"])
 
 
-def check_items(shares: Sequence[ProcessManifest], title: str) -> None:
+def check_items(manifests: Sequence[ProcessManifest], title: str) -> None:
     """Checks that all processes save the same items.
 
     Raises:
       ProcessFailedError: when they do not; a process and the items are named.
     """
-    first = shares[0].items
-    for i, share in enumerate(shares):
-        names = sorted(first.keys() | share.items.keys())
-        different = [name for name in names if first.get(name) != share.items.get(name)]
+    first = manifests[0].items
+    for i, manifest in enumerate(manifests):
+        names = sorted(first.keys() | manifest.items.keys())
+        different = [name for name in names if first.get(name) != manifest.items.get(name)]
         if different:
             raise ProcessFailedError(
                 f"{title}: process {i} saves different items from process 0: "
@@ -114,20 +115,20 @@ def digest(plan: SavePlan) -> int:
     return crc32c.crc32c(orjson.dumps(plan.structure))
 
 
-def own(
-    pieces: Iterable[HostShard], local: dict[str, str], *, is_process_0: bool
+def own_values(
+    shards: Iterable[HostShard], local: dict[str, str], *, is_process_0: bool
 ) -> Iterator[tuple[str, bytes]]:
     """The keys and values that this process writes; puts into `local` what the rest is like."""
     checksums: dict[str, int] = {}
-    for piece in pieces:
-        if piece.array.is_local:
-            name = piece.array.stored.store
-            checksums[name] = _checksum(piece.values, checksums.get(name, 0))
-            is_number = piece.array.stored.shape == piece.values.shape and piece.values.size == 1
+    for shard in shards:
+        if shard.array.is_local:
+            name = shard.array.stored.store
+            checksums[name] = _checksum(shard.values, checksums.get(name, 0))
+            is_number = shard.array.stored.shape == shard.values.shape and shard.values.size == 1
             checksum = f"crc32c {checksums[name]:08x}"
-            local[name] = repr(piece.values.item()) if is_number else checksum
-        if is_process_0 or not piece.array.is_local:
-            yield from piece.encode()
+            local[name] = repr(shard.values.item()) if is_number else checksum
+        if is_process_0 or not shard.array.is_local:
+            yield from shard.encode()
 
 
 def _checksum(values: np.ndarray, before: int) -> int:
@@ -197,23 +198,25 @@ class TreeWriter:
     is_marked: bool
     context: ts.Context
 
-    def write_alone(self, pieces: Iterable[HostShard]) -> dict[str, SavedFile]:
+    def write_alone(self, shards: Iterable[HostShard]) -> dict[str, SavedFile]:
         """Writes all arrays; returns the files that they are in."""
         store = ocdbt.create_store(self.item, self.context)
-        self._write_all(store, self._values(pieces))
+        buffer_bytes, timeout_secs = self.options.buffer_bytes, self.item.store.timeout_secs
+        ocdbt.write_all(store, self._all_values(shards), buffer_bytes, timeout_secs)
         return files_of(self.item)
 
-    def write_part(self, pieces: Iterable[HostShard], process: int) -> TreeManifest:
+    def write_own(self, shards: Iterable[HostShard], process: int) -> TreeManifest:
         """Writes what is `process`'s own of the arrays."""
         name = self._child(process)
         local: dict[str, str] = {}
-        values = own(pieces, local, is_process_0=process == 0)
+        values = own_values(shards, local, is_process_0=process == 0)
         if (first := next(values, None)) is None:
             return TreeManifest(digest(self.tree.plan), local, {}, is_written=False)
         child = self.item / name
         child.store.make_directory(child)
         store = ocdbt.create_store(child, self.context, numbered=not child.store.can.rewrites)
-        self._write_all(store, itertools.chain([first], values))
+        values = itertools.chain([first], values)
+        ocdbt.write_all(store, values, self.options.buffer_bytes, child.store.timeout_secs)
         child.store.sync(child)
         files = {f"{name}/{file}": found.size for file, found in files_of(child).items()}
         return TreeManifest(digest(self.tree.plan), local, files, is_written=True)
@@ -229,14 +232,14 @@ class TreeWriter:
         store = ocdbt.create_store(self.item, self.context)
         children = [
             ocdbt.open_store(self.item / self._child(i), self.context)
-            for i, part in enumerate(found)
-            if part.is_written
+            for i, manifest in enumerate(found)
+            if manifest.is_written
         ]
-        ocdbt.merge(store, children, self._small(), self.item.store.timeout_secs)
-        files = {n: f for n, f in files_of(self.item).items() if not n.startswith(layout.CHILD)}
-        return {
-            n: SavedFile(size, None) for part in found for n, size in part.files.items()
-        } | files
+        own = (*self.tree.plan.array_metadata, self._attempt_entry)
+        ocdbt.merge(store, children, own, self.item.store.timeout_secs)
+        merged = {n: f for n, f in files_of(self.item).items() if not n.startswith(layout.CHILD)}
+        sizes = (pair for manifest in found for pair in manifest.files.items())
+        return {name: SavedFile(size, None) for name, size in sizes} | merged
 
     def write_metadata(self, files: dict[str, SavedFile], past: Sequence[PastSave]) -> None:
         """Writes all but the arrays, which are in `files`; the saves before are `past`."""
@@ -248,24 +251,21 @@ class TreeWriter:
         data: dict[str, Any] = plan.orbax_members | {"flaxckpt": ours}
         (self.item / layout.TREE_METADATA).create(sealed_json.seal(data))
 
-    def _values(self, pieces: Iterable[HostShard]) -> Iterator[tuple[str, bytes]]:
-        """All keys and values of the key-value store; the small ones are known last."""
-        for piece in pieces:
-            yield from piece.encode()
-        yield from self._small()
+    def _all_values(self, shards: Iterable[HostShard]) -> Iterator[tuple[str, bytes]]:
+        """All keys and values of the key-value store; the metadata is known last."""
+        for shard in shards:
+            yield from shard.encode()
+        yield from self.tree.plan.array_metadata
+        yield self._attempt_entry
 
-    def _small(self) -> tuple[tuple[str, bytes], ...]:
-        """What is in the key-value store beside the chunks."""
-        return (*self.tree.plan.array_metadata, (layout.ATTEMPT_KEY, self.attempt.encode()))
+    @property
+    def _attempt_entry(self) -> tuple[str, bytes]:
+        """The key and the value that say which save wrote the store."""
+        return layout.ATTEMPT_KEY, self.attempt.encode()
 
     def _child(self, process: int) -> str:
         """The directory of the database of one process."""
         return f"{layout.CHILD}{process}-{self.attempt}"
-
-    def _write_all(self, store: ts.KvStore, values: Iterable[tuple[str, bytes]]) -> None:
-        """Writes keys and values to `store`."""
-        timeout_secs = self.item.store.timeout_secs
-        ocdbt.write_all(store, values, self.options.buffer_bytes, timeout_secs)
 
 
 def write_files(directory: Location, files: dict[str, bytes]) -> dict[str, SavedFile]:
@@ -304,7 +304,7 @@ class PreparedSave:
     items: tuple[WrittenItem, ...] = ()
     past: tuple[PastSave, ...] = ()
 
-    @property
+    @functools.cached_property
     def trees(self) -> tuple[WrittenTree, ...]:
         """The trees of the items, then the state: parts of it may come as long as it is written."""
         return (*(item.tree for item in self.items if item.tree is not None), self.state)
@@ -348,116 +348,88 @@ class PreparedSave:
 # writes the metadata and commits. Merging copies where the values are, and no value.
 
 
-class _Written(NamedTuple):
-    """The files of a checkpoint so far: of each tree, and of each item beside its tree."""
-
-    trees: list[dict[str, SavedFile]]
-    items: Mapping[str, Mapping[str, SavedFile]]
-
-
-def write(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
-    """Writes `pieces`, this process's part of the arrays, and returns when all is committed.
+def write(save: PreparedSave, shards: Iterable[HostShard], collective: Collective) -> None:
+    """Writes `shards`, which this process has of the arrays; returns when all is committed.
 
     Raises:
-      StepExistsError: when another writer has committed it meanwhile.
-      ProcessFailedError: when another process of the job failed; nothing is committed then.
+      StepExistsError: if another writer has committed the checkpoint in between.
+      ProcessFailedError: if another process of the job failed; nothing is committed then.
       ProcessTimeoutError: if another process of the job did not arrive.
     """
     is_process_0 = collective.group.is_process_0
-    is_shown = is_process_0 and job.options.progress
-    bar = Progress(f"saving {job.final}", job.total_bytes, is_shown=is_shown)
-    with collective.sharing_errors(), job.final.store.reached(), bar:
-        counted = bar.counted(pieces, lambda piece: piece.values.nbytes)
-        if is_process_0:
-            _lead(job, counted, collective)
+    is_shown = is_process_0 and save.options.progress
+    bar = Progress(f"saving {save.final}", save.total_bytes, is_shown=is_shown)
+    with collective.sharing_errors(), save.final.store.reached(), bar:
+        counted = bar.counted(shards, lambda shard: shard.values.nbytes)
+        write_process = _write_process_0 if is_process_0 else _write_process
+        write_process(save, counted, collective)
+
+
+def _write_process_0(
+    save: PreparedSave, shards: Iterable[HostShard], collective: Collective
+) -> None:
+    """Writes, merges and commits: process 0, or the only one."""
+    store, attempt = save.final.store, save.described.attempt
+    with store.commit(save.final, attempt, overwrite=save.overwrite) as directory:
+        for name in save.directories:
+            store.make_directory(directory / name)
+        collective.publish("begun", directory.name)
+        writers = save.writers(directory)
+        if collective.group.count == 1 and store.can.locks:
+            split = zip(writers, by_tree(shards, len(writers)), strict=True)
+            arrays = [writer.write_alone(mine) for writer, mine in split]
+            files = _write_item_files(save, directory)
         else:
-            _follow(job, counted, collective)
+            ours = _write_shards(save, shards, directory, writers, 0)
+            found = [ours, *map(ProcessManifest.from_json, collective.gather())]
+            check_items(found, collective.title)
+            of_trees = zip(writers, zip(*(m.trees for m in found), strict=True), strict=True)
+            arrays = [writer.merge(trees, collective.title) for writer, trees in of_trees]
+            files = {
+                item.name: {n: f for m in found for n, f in m.files[item.name].items()}
+                for item in save.items
+            }
+        _write_metadata(save, directory, writers, arrays, files)
+    collective.publish("outcome", attempt)
 
 
-def _follow(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
-    """What every process but 0 does."""
-    directory, index = job.final.parent / collective.wait_for("begun"), collective.group.index
+def _write_process(save: PreparedSave, shards: Iterable[HostShard], collective: Collective) -> None:
+    """Writes what this process has: every process but 0."""
+    directory, index = save.final.parent / collective.wait_for("begun"), collective.group.index
     try:
-        share = _write_shards(job, pieces, directory, job.writers(directory), index)
-        collective.arrive(share.to_json())
+        manifest = _write_shards(save, shards, directory, save.writers(directory), index)
+        collective.arrive(manifest.to_json())
     except FileNotFoundError:
         collective.raise_failure_of_process_0()  # process 0 may have cleaned up, and knows why
         raise
     finally:
         # Process 0 has cleaned up, and this process may have written since. What is written in
         # place may have been committed before something failed, and is left alone.
-        if directory != job.final and collective.has_failed():
+        if directory != save.final and collective.has_failed():
             directory.store.discard(directory)
 
 
-def _lead(job: PreparedSave, pieces: Iterable[HostShard], collective: Collective) -> None:
-    """What process 0 does, or one that is alone."""
-    attempt = job.described.attempt
-    store = job.final.store
-    with store.commit(job.final, attempt, overwrite=job.overwrite) as directory:
-        for name in job.directories:
-            store.make_directory(directory / name)
-        collective.publish("begun", directory.name)
-        writers = job.writers(directory)
-        if collective.group.count == 1 and store.can.locks:
-            written = _write_alone(job, pieces, directory, writers)
-        else:
-            written = _write_together(job, pieces, directory, writers, collective)
-        _write_metadata(job, directory, writers, written)
-    collective.publish("outcome", attempt)
-
-
-def _write_alone(
-    job: PreparedSave, pieces: Iterable[HostShard], directory: Location, writers: list[TreeWriter]
-) -> _Written:
-    """Writes all arrays, and what each process has for itself."""
-    split = zip(writers, by_tree(pieces, len(writers)), strict=True)
-    files = [writer.write_alone(mine) for writer, mine in split]
-    return _Written(files, _write_item_files(job, directory))
-
-
-def _write_together(
-    job: PreparedSave,
-    pieces: Iterable[HostShard],
-    directory: Location,
-    writers: list[TreeWriter],
-    collective: Collective,
-) -> _Written:
-    """Writes what is process 0's, waits for the others, and merges the arrays of all."""
-    ours = _write_shards(job, pieces, directory, writers, 0)
-    shares = [ours, *map(ProcessManifest.from_json, collective.gather())]
-    check_items(shares, collective.title)
-    of_trees = zip(*(share.trees for share in shares), strict=True)
-    trees = [
-        writer.merge(found, collective.title)
-        for writer, found in zip(writers, of_trees, strict=True)
-    ]
-    names = [item.name for item in job.items]
-    own = {name: {n: f for s in shares for n, f in s.files[name].items()} for name in names}
-    return _Written(trees, own)
-
-
 def _write_shards(
-    job: PreparedSave,
-    pieces: Iterable[HostShard],
+    save: PreparedSave,
+    shards: Iterable[HostShard],
     directory: Location,
     writers: list[TreeWriter],
     process: int,
 ) -> ProcessManifest:
-    """Writes all that is `process`'s own."""
-    split = zip(writers, by_tree(pieces, len(writers)), strict=True)
-    trees = [writer.write_part(mine, process) for writer, mine in split]
-    files = _write_item_files(job, directory)
-    return ProcessManifest(trees, files, {item.name: item.digest for item in job.items})
+    """Writes all that `process` writes beside others."""
+    split = zip(writers, by_tree(shards, len(writers)), strict=True)
+    trees = [writer.write_own(mine, process) for writer, mine in split]
+    files = _write_item_files(save, directory)
+    return ProcessManifest(trees, files, {item.name: item.digest for item in save.items})
 
 
-def _write_item_files(job: PreparedSave, directory: Location) -> dict[str, dict[str, SavedFile]]:
+def _write_item_files(save: PreparedSave, directory: Location) -> dict[str, dict[str, SavedFile]]:
     """Writes the files of each item that every process has for itself."""
     # Without locks, what a dead process of several still writes must be known for what it is.
     is_unique = not directory.store.can.locks
     written = {}
-    for item in job.items:
-        files = item.own(job.described.attempt if is_unique and item.rank.count > 1 else "")
+    for item in save.items:
+        files = item.own(save.described.attempt if is_unique and item.rank.count > 1 else "")
         path = directory / item.name
         written[item.name] = write_files(path, files)
         if files:
@@ -466,18 +438,22 @@ def _write_item_files(job: PreparedSave, directory: Location) -> dict[str, dict[
 
 
 def _write_metadata(
-    job: PreparedSave, directory: Location, writers: list[TreeWriter], written: _Written
+    save: PreparedSave,
+    directory: Location,
+    writers: list[TreeWriter],
+    arrays: list[dict[str, SavedFile]],
+    own: Mapping[str, Mapping[str, SavedFile]],
 ) -> None:
-    """Writes all but the arrays and what processes have for themselves, which are `written`."""
-    for writer, arrays in zip(writers, written.trees, strict=True):
-        writer.write_metadata(arrays, job.past if writer is writers[-1] else ())
+    """Writes the rest: `arrays` are the files of each tree, `own` of each item and process."""
+    for writer, files_of_tree in zip(writers, arrays, strict=True):
+        writer.write_metadata(files_of_tree, save.past if writer is writers[-1] else ())
     records = {}
-    for item in job.items:
+    for item in save.items:
         files = dict(item.files)
-        if job.is_marked and not (item.tree and item.tree.directory == item.name):
+        if save.is_marked and not (item.tree and item.tree.directory == item.name):
             files[layout.COMMIT_SUCCESS] = layout.ITEM_MARKER
         found = write_files(directory / item.name, files)
-        records[item.name] = item.record({**found, **written.items[item.name]})
-    described = dataclasses.replace(job.described, committed_ns=time.time_ns(), items=records)
+        records[item.name] = item.record({**found, **own[item.name]})
+    described = dataclasses.replace(save.described, committed_ns=time.time_ns(), items=records)
     encoded = step_metadata.encode(described)
     (directory / layout.CHECKPOINT_METADATA).create(encoded)

@@ -127,7 +127,7 @@ def test_an_existing_checkpoint_is_not_overwritten_unasked(saved):
 def test_a_directory_of_others_is_never_overwritten(tmp_path):
     (tmp_path / "home").mkdir()
     (tmp_path / "home/thesis.tex").write_text("years of work")
-    with pytest.raises(errors.DirectoryError, match="it is not touched"):
+    with pytest.raises(errors.DirectoryError, match="it was left alone"):
         flaxckpt.save(tmp_path / "home", TREE, overwrite=True)
     assert (tmp_path / "home/thesis.tex").read_text() == "years of work"
 

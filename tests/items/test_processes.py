@@ -80,7 +80,7 @@ def test_each_process_has_its_own_state_back(tmp_path, place):
         # One process: what is each one's own is refused, what is the same on all is not.
         with pytest.raises(ItemError, match="per-process state of 2 processes.* this job has 1"):
             flaxckpt.restore_items(step, {"data": Counter()}, options)
-        with pytest.raises(ItemError, match="item rng .* saved by 2 processes"):
+        with pytest.raises(ItemError, match="item rng .* per-process state of 2 processes"):
             flaxckpt.restore_items(step, {"rng": None}, options)
         found = flaxckpt.restore_items(step, {"same": None, "config": None, "ema": None}, options)
         assert found["same"].random() == np.random.default_rng(5).random()
