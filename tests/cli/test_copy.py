@@ -86,7 +86,9 @@ def test_what_is_read_from_the_copy_must_be_what_was_written(made, shell, tmp_pa
             path.write_bytes(b"x" + path.read_bytes()[1:])
 
     monkeypatch.setattr(LocalStore, "create_from", flipping)
-    assert "reads back differently from its source" in shell.error("cp", made / "2", tmp_path / "out" / "x")
+    assert "reads back differently from its source" in shell.error(
+        "cp", made / "2", tmp_path / "out" / "x"
+    )
     assert os.listdir(tmp_path / "out") == []
 
 
