@@ -358,17 +358,12 @@ def _renamed(name: str, rename: Renaming) -> str | None:
         new = rename.get(name, name) if isinstance(rename, Mapping) else rename(name)
     if new is None:
         return None
-    if not isinstance(new, str) or new == METADATA or not _is_unicode(new):
+    if not isinstance(new, str) or new == METADATA or not safetensors.is_unicode(new):
         raise ValueError(
             f"the leaf {name} cannot be called {new!r} in a safetensors file. Let rename= return "
             f"another string, or None to leave it out."
         )
     return new
-
-
-def _is_unicode(name: str) -> bool:
-    """Whether a name has no half of a surrogate pair."""
-    return not any("\ud800" <= character <= "\udfff" for character in name)
 
 
 def _tensor(leaf: Leaf, name: str, floating: np.dtype | None) -> ExportedTensor:

@@ -580,8 +580,8 @@ def _number(rule: Any, match: re.Match[str]) -> int:
     """
     if not (match["index"] or "").isdecimal():
         raise RuleError(
-            f"{rule!r:.300}: {match['index']!r} in {match[0]} is no layer's number. Let the group "
-            "match digits, as in (?P<index>[0-9]+)."
+            f"{rule!r:.300}: {match['index']!r} in {match[0]} is not the number of a layer. Let "
+            "the group match digits, as in (?P<index>[0-9]+)."
         )
     return int(match["index"])
 

@@ -441,8 +441,8 @@ CASES = {
         "big_vision: the last": (
             lambda path: flaxckpt.restore(file(path / "c.bv-LAST", b"10").with_name("c.bv")),
             (
-                "{path}/c.bv-LAST is damaged: '10' is no suffix of a checkpoint. Restore another "
-                "step."
+                "{path}/c.bv-LAST is damaged: '10' is not the suffix of a checkpoint. Restore "
+                "another step."
             ),
         ),
         "msgpack": (
@@ -541,7 +541,7 @@ CASES = {
         "a handler fails": (
             handled(failing),
             (
-                "the leaf a: its handler failed: RuntimeError: the disk is gone. Correct the "
+                "the leaf a: its handler failed: RuntimeError: the disk is gone. Fix the "
                 "encode= that register_leaf_handler was given."
             ),
         ),
@@ -794,7 +794,7 @@ CASES = {
             transform(flaxckpt.Stack("l(?P<index>.)", "w"), lx=TWO),
             (
                 "Stack(pattern='l(?P<index>.)', output='w', axis=0, optional=False): 'x' in lx is "
-                "no layer's number. Let the group match digits, as in (?P<index>[0-9]+)."
+                "not the number of a layer. Let the group match digits, as in (?P<index>[0-9]+)."
             ),
         ),
         "no number": (

@@ -24,6 +24,73 @@ from flaxckpt.sharding.chunks import Region, Shape
 from flaxckpt.source.leaf import Leaf, array_leaf
 from flaxckpt.store.store import Location
 
+# Checkpoints that big_vision wrote: a zarr directory for each leaf, or one `.npz` file.
+#
+# All containers come back as dicts: the elements of lists, tuples and NamedTuples are '0', '1', ...
+
+
+NAME = "big_vision"
+LOOKS_FOR = (
+    "a directory with zarr directories such as params~Dense_0~kernel, a name with a file of that "
+    "name and -LAST beside it, or an .npz file"
+)
+
+_SEPARATOR, _LAST, _NPZ = "~", "-LAST", ".npz"
+_ZIP = b"PK\x03\x04"
+# `checkpoint.bv-000000010`, or `-tmp` after it for one that is not kept.
+_SUFFIX = re.compile(r"\d{9}(-tmp)?")
+_DIRECTORY = re.compile(rf".+-{_SUFFIX.pattern}")
+
+
+def detect(path: Location) -> bool:
+    """Whether `path` is a checkpoint of big_vision, or names the last of several."""
+    if path.name.endswith(_NPZ):
+        return _start(path, len(_ZIP)) == _ZIP
+    return _is_directory(path) or bool(_start(path.parent / (path.name + _LAST), 1))
+
+
+def _is_directory(path: Location) -> bool:
+    """Whether `path` holds arrays by such names; one is looked into."""
+    children = path.children()
+    if _DIRECTORY.fullmatch(path.name) is None:
+        children = [name for name in children if _SEPARATOR in name]
+    return bool(children) and _start(path / children[0] / METADATA, 1) == b"{"
+
+
+def _start(file: Location, length: int) -> bytes:
+    """The first bytes of a file; none when there is no such file."""
+    try:
+        return file.read(0, length)
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return b""
+
+
+def read(path: Location) -> Any:
+    """The tree: dicts over arrays.
+
+    Raises:
+      CorruptCheckpointError: when it is damaged.
+    """
+    if path.name.endswith(_NPZ):
+        return nested(open_npz(path), "/", path)
+    directory = path if _is_directory(path) else _last(path)
+    names = array_names(directory)
+    if not names:
+        raise CorruptCheckpointError(
+            f"the big_vision checkpoint at {directory} has no arrays. Restore another step."
+        )
+    return nested(read_arrays(directory, names), _SEPARATOR, directory)
+
+
+def _last(path: Location) -> Location:
+    """The checkpoint that is the last of those called `path`."""
+    file = path.parent / (path.name + _LAST)
+    suffix = file.read().decode("utf-8", "replace").strip()
+    if _SUFFIX.fullmatch(suffix) is None:
+        raise damaged(file, f"{suffix[:50]!r} is not the suffix of a checkpoint")
+    return path.parent / f"{path.name}-{suffix}"
+
+
 # The arrays of an `.npz` file, each read when it is needed.
 
 
@@ -77,7 +144,9 @@ def _open(file: Location, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> De
 
     def read(regions: Sequence[Region]) -> Sequence[np.ndarray]:
         with _explained(file), archive.open(info.filename) as stream:
-            values = _with_bfloat16(np.lib.format.read_array(stream, allow_pickle=False))
+            values = np.lib.format.read_array(stream, allow_pickle=False)
+        if values.dtype == _VOID_BFLOAT16:
+            values = values.view(ml_dtypes.bfloat16)
         return [values[region.slices] for region in regions]
 
     return DerivedArray(name, shape, shape, read)  # it may be compressed, so it is one chunk
@@ -91,80 +160,3 @@ def _header(stream: Any) -> tuple[Shape, np.dtype]:
     else:
         shape, _, dtype = np.lib.format.read_array_header_2_0(stream)
     return shape, dtype
-
-
-def _with_bfloat16(values: np.ndarray) -> np.ndarray:
-    """`values`, of which two bytes without a type are a bfloat16."""
-    return values.view(ml_dtypes.bfloat16) if values.dtype == _VOID_BFLOAT16 else values
-
-
-# Checkpoints that big_vision wrote: a zarr directory for each leaf, or one `.npz` file.
-#
-# All containers come back as dicts: the elements of lists, tuples and NamedTuples are '0', '1', ...
-
-
-NAME = "big_vision"
-LOOKS_FOR = (
-    "a directory with zarr directories such as params~Dense_0~kernel, a name with a file of that "
-    "name and -LAST beside it, or an .npz file"
-)
-
-_SEPARATOR, _LAST, _NPZ = "~", "-LAST", ".npz"
-_ZIP = b"PK\x03\x04"
-# `checkpoint.bv-000000010`, or `-tmp` after it for one that is not kept.
-_SUFFIX = re.compile(r"\d{9}(-tmp)?")
-_DIRECTORY = re.compile(rf".+-{_SUFFIX.pattern}")
-
-
-def detect(path: Location) -> bool:
-    """Whether `path` is a checkpoint of big_vision, or names the last of several."""
-    if path.name.endswith(_NPZ):
-        return _start(path, len(_ZIP)) == _ZIP
-    return _is_directory(path) or bool(_start(path.parent / (path.name + _LAST), 1))
-
-
-def _is_directory(path: Location) -> bool:
-    """Whether `path` holds arrays by such names; one is looked into."""
-    children = path.children()
-    if _DIRECTORY.fullmatch(path.name) is None:
-        children = [name for name in children if _SEPARATOR in name]
-    return bool(children) and _start(path / children[0] / METADATA, 1) == b"{"
-
-
-def _start(file: Location, length: int) -> bytes:
-    """The first bytes of a file; none when there is no such file."""
-    try:
-        return file.read(0, length)
-    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
-        return b""
-
-
-def read(path: Location) -> Any:
-    """The tree: dicts over arrays.
-
-    Raises:
-      CorruptCheckpointError: when it is damaged.
-    """
-    if path.name.endswith(_NPZ):
-        return _read_npz(path)
-    directory = path if _is_directory(path) else _last(path)
-    names = array_names(directory)
-    if not names:
-        raise CorruptCheckpointError(
-            f"the big_vision checkpoint at {directory} has no arrays. Restore another step."
-        )
-    return nested(read_arrays(directory, names), _SEPARATOR, directory)
-
-
-def _last(path: Location) -> Location:
-    """The checkpoint that is the last of those called `path`."""
-    file = path.parent / (path.name + _LAST)
-    suffix = file.read().decode("utf-8", "replace").strip()
-    if _SUFFIX.fullmatch(suffix) is None:
-        raise damaged(file, f"{suffix[:50]!r} is no suffix of a checkpoint")
-    return path.parent / f"{path.name}-{suffix}"
-
-
-def _read_npz(path: Location) -> Any:
-    """The tree in an `.npz` file."""
-    return nested(open_npz(path), "/", path)

@@ -21,6 +21,86 @@ from flaxckpt.leaves.lazy_array import LazyArray
 from flaxckpt.source.leaf import array_leaf
 from flaxckpt.store.store import Location
 
+# Files of `flax.serialization.to_bytes`, and of `flax.training.checkpoints` before Orbax.
+
+
+NAME = "flax msgpack"
+LOOKS_FOR = "a file of flax.serialization.to_bytes or flax.training.checkpoints (checkpoint_100)"
+
+# Arrays that are sharded over processes lie in a directory of their own; this is in their place.
+_REFERENCE = "//GDAPlaceholder:"
+_ARRAYS = "_gda"
+# On Google's storage that directory has its final name while it is written, and at last this file.
+_COMMITTED = "commit_success.txt"
+# What Orbax has in the place of arrays, in files that are otherwise like these.
+_OF_ORBAX = "PLACEHOLDER://"
+# Enough for the first key of a state.
+_START = 1024
+
+
+def detect(path: Location) -> bool:
+    """Whether `path` is a file that begins like a dict of msgpack with a name as its first key."""
+    return first_key(path) is not None
+
+
+def first_key(path: Location) -> tuple[int, str, bytes] | None:
+    """How a file of msgpack begins: how many keys its dict has, the first, and what follows.
+
+    `None` when there is no such file. An empty dict has the first key ''.
+    """
+    try:
+        start = path.read(0, _START) if path.is_file() else b""
+    except FileNotFoundError:  # a directory, in a bucket
+        return None
+    if start == msgpack.packb({}):
+        return 0, "", b""
+    return _first_key(start)
+
+
+def _first_key(start: bytes) -> tuple[int, str, bytes] | None:
+    """As `first_key`, from the first bytes of a file."""
+    unpacker = msgpack.Unpacker()
+    unpacker.feed(start)
+    try:
+        count = unpacker.read_map_header()
+        key = unpacker.unpack() if count else None
+    except (ValueError, msgpack.OutOfData):
+        return None
+    return (count, key, start[unpacker.tell() :]) if isinstance(key, str) else None
+
+
+def read(path: Location) -> Any:
+    """The state dict in the file `path`.
+
+    Raises:
+      CorruptCheckpointError: when it is damaged, or belongs to a checkpoint of Orbax.
+    """
+    tree = decode(path.read(), str(path))
+    opener = functools.partial(_open_all, path)
+    return with_arrays(tree, _is_reference, opener)
+
+
+def _is_reference(value: Any) -> bool:
+    """Whether `value` stands for an array that is not in the file."""
+    return isinstance(value, str) and value.startswith((_REFERENCE, _OF_ORBAX))
+
+
+def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
+    """The arrays that `references` in the file `path` stand for."""
+    if not references:
+        return []
+    if any(reference.startswith(_OF_ORBAX) for reference in references):
+        raise CorruptCheckpointError(
+            f"{path} is only a part of a checkpoint of Orbax. Restore {path.parent}."
+        )
+    directory = path.parent / f"{path.name}{_ARRAYS}"
+    if str(path).startswith("gs://") and not (directory / _COMMITTED).is_file():
+        raise CorruptCheckpointError(
+            f"the arrays at {directory} were not written to the end. Restore another step."
+        )
+    return open_all(directory, [reference.removeprefix(_REFERENCE) for reference in references])
+
+
 # Trees as flax and Orbax write them with msgpack: flax state dicts and Orbax's aggregate files.
 
 
@@ -110,7 +190,7 @@ def _array(data: bytes) -> np.ndarray:
     if not isinstance(buffer, bytes) or math.prod(shape) * dtype.itemsize != len(buffer):
         raise ValueError(f"an array of {dtype.name}{shape} does not fit its bytes")
     if dtype.kind == "U" and np.frombuffer(buffer, "<u4").max(initial=0) > sys.maxunicode:
-        raise ValueError("a string has what is no character")
+        raise ValueError("a string has a code that is not a character")
     return np.ndarray(tuple(shape), dtype, buffer)
 
 
@@ -134,7 +214,7 @@ def _parse_name(name: str) -> np.dtype:
 def _check_shape(shape: Any) -> None:
     """Raises a `ValueError` when `shape` is not the shape of an array."""
     if not isinstance(shape, list) or not all(type(n) is int and n >= 0 for n in shape):
-        raise ValueError(f"{shape!r} is no shape")
+        raise ValueError(f"{shape!r} is not a shape")
 
 
 def _mapping(pairs: list[tuple[Any, Any]]) -> Any:
@@ -156,7 +236,7 @@ def _joined(mapping: dict[Any, Any]) -> np.ndarray:
     shape, chunks = _in_order(mapping["shape"]), _in_order(mapping["chunks"])
     _check_shape(shape)
     if not chunks or not all(isinstance(chunk, np.ndarray) for chunk in chunks):
-        raise ValueError("a piece of a chunked array is no array")
+        raise ValueError("a piece of a chunked array is not an array")
     if len({chunk.dtype for chunk in chunks}) > 1:
         raise ValueError("the pieces of a chunked array differ in their dtypes")
     return np.concatenate([chunk.reshape(-1) for chunk in chunks]).reshape(shape)
@@ -184,83 +264,3 @@ def _children(node: Any) -> list[Any]:
     if not isinstance(node, _LEAVES):
         raise ValueError(f"it holds a {type(node).__name__}, which neither flax nor Orbax writes")
     return []
-
-
-# Files of `flax.serialization.to_bytes`, and of `flax.training.checkpoints` before Orbax.
-
-
-NAME = "flax msgpack"
-LOOKS_FOR = "a file of flax.serialization.to_bytes or flax.training.checkpoints (checkpoint_100)"
-
-# Arrays that are sharded over processes lie in a directory of their own; this is in their place.
-_REFERENCE = "//GDAPlaceholder:"
-_ARRAYS = "_gda"
-# On Google's storage that directory has its final name while it is written, and at last this file.
-_COMMITTED = "commit_success.txt"
-# What Orbax has in the place of arrays, in files that are otherwise like these.
-_OF_ORBAX = "PLACEHOLDER://"
-# Enough for the first key of a state.
-_START = 1024
-
-
-def detect(path: Location) -> bool:
-    """Whether `path` is a file that begins like a dict of msgpack with a name as its first key."""
-    return first_key(path) is not None
-
-
-def first_key(path: Location) -> tuple[int, str, bytes] | None:
-    """How a file of msgpack begins: how many keys its dict has, the first, and what follows.
-
-    `None` when there is no such file. An empty dict has the first key ''.
-    """
-    try:
-        start = path.read(0, _START) if path.is_file() else b""
-    except FileNotFoundError:  # a directory, in a bucket
-        return None
-    if start == msgpack.packb({}):
-        return 0, "", b""
-    return _first_key(start)
-
-
-def _first_key(start: bytes) -> tuple[int, str, bytes] | None:
-    """As `first_key`, from the first bytes of a file."""
-    unpacker = msgpack.Unpacker()
-    unpacker.feed(start)
-    try:
-        count = unpacker.read_map_header()
-        key = unpacker.unpack() if count else None
-    except (ValueError, msgpack.OutOfData):
-        return None
-    return (count, key, start[unpacker.tell() :]) if isinstance(key, str) else None
-
-
-def read(path: Location) -> Any:
-    """The state dict in the file `path`.
-
-    Raises:
-      CorruptCheckpointError: when it is damaged, or belongs to a checkpoint of Orbax.
-    """
-    tree = decode(path.read(), str(path))
-    opener = functools.partial(_open_all, path)
-    return with_arrays(tree, _is_reference, opener)
-
-
-def _is_reference(value: Any) -> bool:
-    """Whether `value` stands for an array that is not in the file."""
-    return isinstance(value, str) and value.startswith((_REFERENCE, _OF_ORBAX))
-
-
-def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
-    """The arrays that `references` in the file `path` stand for."""
-    if not references:
-        return []
-    if any(reference.startswith(_OF_ORBAX) for reference in references):
-        raise CorruptCheckpointError(
-            f"{path} is only a part of a checkpoint of Orbax. Restore {path.parent}."
-        )
-    directory = path.parent / f"{path.name}{_ARRAYS}"
-    if str(path).startswith("gs://") and not (directory / _COMMITTED).is_file():
-        raise CorruptCheckpointError(
-            f"the arrays at {directory} were not written to the end. Restore another step."
-        )
-    return open_all(directory, [reference.removeprefix(_REFERENCE) for reference in references])

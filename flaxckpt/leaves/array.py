@@ -22,7 +22,7 @@ class JaxArrays:
     """`jax.Array`, concrete or as a `jax.ShapeDtypeStruct`."""
 
     def describe(self, leaf: Any) -> LeafSpec | None:
-        """The spec of an array that is no key."""
+        """The spec of an array, unless it is one of PRNG keys."""
         if not isinstance(leaf, jax.Array | jax.ShapeDtypeStruct) or is_key_dtype(leaf.dtype):
             return None
         name = dtype_name(np.dtype(leaf.dtype))

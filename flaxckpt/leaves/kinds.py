@@ -146,7 +146,7 @@ def encode(leaf: Any, name: str) -> tuple[LeafSpec, Any]:
         raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
     except Exception as error:
         raise UnsupportedLeafError(
-            f"the leaf {name}: its handler failed: {type(error).__name__}: {error}. Correct the "
+            f"the leaf {name}: its handler failed: {type(error).__name__}: {error}. Fix the "
             "encode= that register_leaf_handler was given."
         ) from error
 
@@ -165,6 +165,6 @@ def decode(spec: LeafSpec, stored: Any, name: str) -> Any:
         return handler.decode(spec, stored)
     except (TypeError, ValueError, LookupError, AttributeError, OverflowError) as error:
         raise CorruptCheckpointError(
-            f"the leaf {name} is damaged: what is stored is no {spec}: {error}. "
+            f"the leaf {name} is damaged: the stored value is not a {spec}: {error}. "
             "Restore another step."
         ) from error

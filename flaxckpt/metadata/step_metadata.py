@@ -119,7 +119,7 @@ def decode_items(data: Mapping[str, Any], orbax: Mapping[str, Any]) -> dict[str,
     """
     for name in data:
         if not layout.may_be_item(name) or name == layout.ITEM:
-            raise ValueError(f"{name!r} is no name of an item")
+            raise ValueError(f"{name!r} is not the name of an item")
     return {name: _decode_item(item, str(orbax.get(name, ""))) for name, item in data.items()}
 
 
@@ -127,7 +127,7 @@ def _decode_item(data: Any, orbax: str) -> ItemRecord:
     """The record that `_encode` wrote."""
     tree = data.get("tree")
     if tree not in (None, "", layout.JAX_KEY, layout.NUMPY_KEY):
-        raise ValueError(f"{tree!r} is no directory of a tree")
+        raise ValueError(f"{tree!r} is not the directory of a tree")
     files = {name: _file(name, size, crc) for name, size, crc in data["files"]}
     return ItemRecord(str(data["kind"]), files, tree, dict(data.get("details", {})), orbax)
 
@@ -203,7 +203,9 @@ def encode(checkpoint: CheckpointMetadata) -> bytes:
     return sealed_json.seal(
         {
             "item_handlers": {ITEM: _ORBAX_HANDLER} | readers,
-            "metrics": {name: _encode_float(v) for name, v in checkpoint.metrics.items()},
+            "metrics": {
+                name: v if math.isfinite(v) else str(v) for name, v in checkpoint.metrics.items()
+            },
             "performance_metrics": {},
             "init_timestamp_nsecs": checkpoint.started_ns,
             "commit_timestamp_nsecs": checkpoint.committed_ns,
@@ -310,8 +312,3 @@ def _no_number(name: str, value: Any) -> InvalidMetricError:
         f"the metric {name!r} must be one number, got {value!r:.80}. Give its mean, or leave it "
         "out."
     )
-
-
-def _encode_float(value: float) -> float | str:
-    """A float as JSON, which has no NaN and no infinities."""
-    return value if math.isfinite(value) else str(value)

@@ -310,7 +310,7 @@ def spec_of(kind: str, array: StoredArray, weak_type: bool, impl: str) -> LeafSp
 def _one_of(value: Any, allowed: tuple[str, ...]) -> Any:
     """`value`, when it is one of `allowed`."""
     if value not in allowed:
-        raise ValueError(f"{value!r} is none of {allowed}")
+        raise ValueError(f"{value!r} is not one of {allowed}")
     return value
 
 

@@ -24,72 +24,6 @@ from flaxckpt.sharding.chunks import Region, chunks_of, whole
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.source.chunk_reads import ArrayRead, RegionValues, read_arrays
 
-# Arrays of other devices that are too large to be on the host as a whole, chunk by chunk.
-
-
-def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
-    """Whether the array of `leaf` comes to its devices chunk by chunk.
-
-    PRNG keys never do, nor what changes its dtype; on the CPU an array is where it was read to.
-    """
-    array, wanted = leaf.record.array, leaf.wanted
-    if limit is None or array is None or leaf.record.nbytes <= limit // PART:
-        return False
-    if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
-        return False
-    return wanted.kind == "jax" and wanted.dtype == array.dtype and is_remote(leaf.where)
-
-
-def is_remote(where: Sharding | None) -> bool:
-    """Whether arrays on `where` are in the memory of a device that is not the host."""
-    devices: Any = jax.devices()[:1] if where is None else where.device_set
-    return any(
-        device.platform != "cpu"
-        and (where is None or where.memory_kind in (None, device.default_memory().kind))
-        for device in devices
-    )
-
-
-def assemble(leaf: LeafPlan, limit: int) -> jax.Array:
-    """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
-    array, where = leaf.record.array, leaf.where
-    assert array is not None, "it is too large"
-    with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
-        return _assembled(leaf.record.name, array, where, limit)
-
-
-def _assembled(name: str, array: LazyArray, where: Sharding | None, limit: int) -> jax.Array:
-    """`array`, of the leaf `name`, on `where`."""
-    regions = region_by_device(where, array.shape)
-    memory = {
-        device: jnp.zeros(region.shape, parse_dtype(array.dtype), device=device)
-        for device, region in regions.items()
-    }
-    pieces = [
-        (region, part)
-        for region in dict.fromkeys(regions.values())
-        for _, part in chunks_of(region, array.chunks)
-    ]
-    reads = [ArrayRead(name, array, [part]) for _, part in pieces]
-    remaining: Iterator[tuple[Region, Region]] = iter(pieces)
-    for group in read_arrays(reads, limit):
-        for found, (region, part) in zip(group, remaining, strict=False):
-            start = [s - o for s, o in zip(part.start, region.start, strict=True)]
-            for device in (device for device, held in regions.items() if held == region):
-                memory[device] = _write(memory[device], jax.device_put(found[part], device), start)
-        jax.block_until_ready(list(memory.values()))
-    if where is None or len(where.device_set) == 1:
-        return next(iter(memory.values()))
-    shards = list(memory.values())
-    return jax.make_array_from_single_device_arrays(array.shape, where, shards)
-
-
-@functools.partial(jax.jit, donate_argnums=0)
-def _write(memory: jax.Array, part: jax.Array, start: list[int]) -> jax.Array:
-    """`memory` with `part` at `start`; compiled once for each shape."""
-    return jax.lax.dynamic_update_slice(memory, part, start)
-
-
 # The values of leaves: read, checked, and put where the target wants them.
 
 
@@ -207,15 +141,16 @@ def _place(
     batch: Sequence[tuple[LeafPlan, RegionValues | None]], sent: placement.Sent
 ) -> list[Any]:
     """The leaves around the parts of their arrays; those of devices are sent there together."""
-    arrays = _arrays([(leaf, parts) for leaf, parts in batch if _is_of_device(leaf, parts)])
+    arrays = _arrays(
+        [
+            (leaf, parts)
+            for leaf, parts in batch
+            if parts is not None and leaf.wanted.kind in DEVICE_KINDS
+        ]
+    )
     sent.note(arrays)
     remaining = iter(arrays)
     return [_leaf(leaf, parts, remaining) for leaf, parts in batch]
-
-
-def _is_of_device(leaf: LeafPlan, parts: RegionValues | None) -> bool:
-    """Whether a leaf is around an array on devices."""
-    return parts is not None and leaf.wanted.kind in DEVICE_KINDS
 
 
 def _arrays(batch: Sequence[tuple[LeafPlan, Any]]) -> list[jax.Array]:
@@ -246,3 +181,69 @@ def _leaf(leaf: LeafPlan, parts: RegionValues | None, on_devices: Iterator[Any])
     if leaf.wanted.kind in DEVICE_KINDS:
         return kinds.decode(leaf.wanted, next(on_devices), leaf.record.name)
     return kinds.decode(leaf.wanted, placement.to_host(parts, leaf.wanted), leaf.record.name)
+
+
+# Arrays of other devices that are too large to be on the host as a whole, chunk by chunk.
+
+
+def is_too_large(leaf: LeafPlan, limit: int | None) -> bool:
+    """Whether the array of `leaf` comes to its devices chunk by chunk.
+
+    PRNG keys never do, nor what changes its dtype; on the CPU an array is where it was read to.
+    """
+    array, wanted = leaf.record.array, leaf.wanted
+    if limit is None or array is None or leaf.record.nbytes <= limit // PART:
+        return False
+    if max(array.shape, default=0) >= 1 << 31:  # jax's indices have 32 bits
+        return False
+    return wanted.kind == "jax" and wanted.dtype == array.dtype and is_remote(leaf.where)
+
+
+def is_remote(where: Sharding | None) -> bool:
+    """Whether arrays on `where` are in the memory of a device that is not the host."""
+    devices: Any = jax.devices()[:1] if where is None else where.device_set
+    return any(
+        device.platform != "cpu"
+        and (where is None or where.memory_kind in (None, device.default_memory().kind))
+        for device in devices
+    )
+
+
+def assemble(leaf: LeafPlan, limit: int) -> jax.Array:
+    """The array of `leaf` on its devices, of which the host has about `limit` bytes at a time."""
+    array, where = leaf.record.array, leaf.where
+    assert array is not None, "it is too large"
+    with jax.transfer_guard("allow"):  # which is against transfers that nobody asked for
+        return _assembled(leaf.record.name, array, where, limit)
+
+
+def _assembled(name: str, array: LazyArray, where: Sharding | None, limit: int) -> jax.Array:
+    """`array`, of the leaf `name`, on `where`."""
+    regions = region_by_device(where, array.shape)
+    memory = {
+        device: jnp.zeros(region.shape, parse_dtype(array.dtype), device=device)
+        for device, region in regions.items()
+    }
+    pieces = [
+        (region, part)
+        for region in dict.fromkeys(regions.values())
+        for _, part in chunks_of(region, array.chunks)
+    ]
+    reads = [ArrayRead(name, array, [part]) for _, part in pieces]
+    remaining: Iterator[tuple[Region, Region]] = iter(pieces)
+    for group in read_arrays(reads, limit):
+        for found, (region, part) in zip(group, remaining, strict=False):
+            start = [s - o for s, o in zip(part.start, region.start, strict=True)]
+            for device in (device for device, held in regions.items() if held == region):
+                memory[device] = _write(memory[device], jax.device_put(found[part], device), start)
+        jax.block_until_ready(list(memory.values()))
+    if where is None or len(where.device_set) == 1:
+        return next(iter(memory.values()))
+    shards = list(memory.values())
+    return jax.make_array_from_single_device_arrays(array.shape, where, shards)
+
+
+@functools.partial(jax.jit, donate_argnums=0)
+def _write(memory: jax.Array, part: jax.Array, start: list[int]) -> jax.Array:
+    """`memory` with `part` at `start`; compiled once for each shape."""
+    return jax.lax.dynamic_update_slice(memory, part, start)

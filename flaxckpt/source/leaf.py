@@ -207,7 +207,7 @@ def _region(index: Any, shape: Shape) -> tuple[Region, tuple[Any, ...]]:
 def _axis(key: Any, length: int) -> tuple[int, int, Any]:
     """Where what `key` takes of an axis begins, how long it is, and the index of that."""
     if not isinstance(key, slice | int | np.integer) or isinstance(key, bool):
-        raise IndexError(f"the index {key!r} is none of integers, slices and ...")
+        raise IndexError(f"the index {key!r} is not an integer, a slice or ...")
     if not isinstance(key, slice):
         return range(length)[int(key)], 1, 0
     taken = range(length)[key]

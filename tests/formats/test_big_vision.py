@@ -51,7 +51,7 @@ def test_the_pointer_decides_which_is_the_last(copy):
 @pytest.mark.parametrize("suffix", ["/../../etc", "5", "", "000000010/x"])
 def test_the_pointer_leads_nowhere_else(copy, suffix):
     (copy / "checkpoint.bv-LAST").write_text(suffix or " ")
-    wanted = f"{copy}/checkpoint.bv-LAST is damaged: {suffix!r} is no suffix of a checkpoint"
+    wanted = f"{copy}/checkpoint.bv-LAST is damaged: {suffix!r} is not the suffix of a checkpoint"
     assert wanted in problem(copy / "checkpoint.bv")
 
 

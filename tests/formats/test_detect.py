@@ -23,9 +23,11 @@ def test_where_there_is_nothing_no_reader_is_imported(tmp_path):
     (tmp_path / "empty").mkdir()
     (tmp_path / "another").write_bytes(b"x")
     code = """
-        import pathlib, sys
+        import sys
         from flaxckpt.formats.detect import find_reader
-        root = pathlib.Path(sys.argv[1])
+        from flaxckpt.options import Options
+        from flaxckpt.store.locate import locate
+        root = locate(sys.argv[1], Options())
         print([find_reader(root / name) for name in ("empty", "missing")])
         heavy = {"numpy", "jax", "tensorstore", "flaxckpt.formats.orbax"}
         print(sorted(heavy & sys.modules.keys()))

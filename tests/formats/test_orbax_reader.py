@@ -582,7 +582,7 @@ def test_damaged_items(tmp_path, many):
     for name, text, wanted in (
         ("meta/metadata", "{", "meta/metadata is damaged: it is not JSON"),
         ("key/jax_random_key_metadata/metadata", "{}", "'typed' is missing, and must be a bool"),
-        ("_CHECKPOINT_METADATA", "3", "_CHECKPOINT_METADATA is damaged: it is no JSON object"),
+        ("_CHECKPOINT_METADATA", "3", "_CHECKPOINT_METADATA is damaged: it is not a JSON object"),
         ("proto/proto.pbtxt", "ÿ", "proto.pbtxt is damaged: it is not text"),
     ):
         path = shutil.copytree(many, tmp_path / name.replace("/", "-") / "3")

@@ -190,7 +190,7 @@ def test_an_index_error_says_what_is_wrong(leaves):
         IndexError, match=r"the index \(0, 0, 0\) does not fit the shape \(10, 13\)"
     ):
         leaves["arrays/two"].read((0, 0, 0))
-    with pytest.raises(IndexError, match=r"the index None is none of integers, slices and \.\.\."):
+    with pytest.raises(IndexError, match=r"the index None is not an integer, a slice or \.\.\."):
         leaves["arrays/two"].read(None)
 
 
