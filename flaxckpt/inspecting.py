@@ -144,7 +144,7 @@ def inspect(path: epath.PathLike, *, options: Options = Options()) -> Checkpoint
         for item in items_of(source)
     )
     return CheckpointInfo(
-        epath.Path(str(source.path)),
+        epath.Path(source.path),
         format_of(source),
         _tree_of(source),
         sum(leaf.nbytes for leaf in source.leaves),
@@ -448,7 +448,7 @@ class VerifyReport:
       problems: what is wrong, one line for each damaged leaf or file; empty when all is well.
     """
 
-    path: str
+    path: epath.Path
     leaves: int
     nbytes: int
     problems: tuple[str, ...]
@@ -498,7 +498,7 @@ def verify(
         raise CorruptCheckpointError("\n".join(problems))
     records = [record for tree in trees for record in tree.tree.records]
     nbytes = sum(record.nbytes for record in records)
-    return VerifyReport(str(checkpoint.path), len(records), nbytes, problems)
+    return VerifyReport(epath.Path(checkpoint.path), len(records), nbytes, problems)
 
 
 def _trees(checkpoint: Checkpoint) -> tuple[list[Checkpoint], dict[str, str]]:

@@ -82,7 +82,7 @@ def _verified(path: Location, options: Options, out: Output, *, is_ours: bool) -
             if is_ours:
                 report = verify(path, options=options, progress=advance)
                 known = (report.leaves, report.nbytes, clock.seconds, report.problems)
-                return Verdict(report.path, "flaxckpt", *known)
+                return Verdict(str(report.path), "flaxckpt", *known)
             source = open_source(path, options)
             held: list[CorruptCheckpointError] = []
             nbytes = 0

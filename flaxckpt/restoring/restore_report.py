@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 
+from etils import epath
+
 from flaxckpt.restoring.restore_plan import LeafPlan, Plan
 from flaxckpt.sharding.specs import describe_sharding
 from flaxckpt.source.checkpoint import Source
@@ -31,7 +33,7 @@ class RestoreReport:
       damaged: newer steps that were passed over because they are damaged, each with its error.
     """
 
-    path: str
+    path: epath.Path
     restored: tuple[str, ...]
     initialised: tuple[str, ...] = ()
     renamed: tuple[tuple[str, str], ...] = ()
@@ -71,7 +73,7 @@ def report_of(source: Source, plan: Plan, seconds: float) -> RestoreReport:
     types = ((leaf.name, str(leaf.record.spec), str(leaf.wanted)) for leaf in changed)
     own = plan.own_types
     return RestoreReport(
-        path=str(source.path),
+        path=epath.Path(source.path),
         restored=tuple(leaf.name for leaf in plan.leaves),
         initialised=tuple(plan.initialised),
         renamed=tuple((saved, name) for name, saved in plan.saved_as.items()),

@@ -490,7 +490,7 @@ _CLAIM = re.compile(r"([0-9a-f]{12}) ([A-Za-z0-9._-]+)")
 
 @contextlib.contextmanager
 def commit_by_marker(final: Path, attempt: str, *, overwrite: bool, fsync: bool) -> Iterator[Path]:
-    """As `commit.commit_by_rename`, but `final` is written in place.
+    """As `commit_by_rename`, but `final` is written in place.
 
     Raises:
       StepExistsError: when `final` is committed, or claimed by another writer.
@@ -628,7 +628,7 @@ def _read(path: Path) -> str | None:
 # 6. Deleting. A step first loses its name by a rename, then its files: a half-deleted step is never
 #    listed.
 #
-# Where directories cannot be renamed atomically, `marker` does the same by other means.
+# Where directories cannot be renamed atomically, `commit_by_marker` does the same by other means.
 
 
 # After this, a temporary directory of another machine, whose locks cannot be seen, is rubbish.

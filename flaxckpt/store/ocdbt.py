@@ -37,7 +37,7 @@ def empty(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
 
 # Where each value of a database lies, so that its bytes can be read straight to where they belong.
 #
-# Values up to `tensorstore_io.INLINE_BYTES` are in the nodes of the B-tree, which TensorStore reads
+# Values up to `INLINE_BYTES` are in the nodes of the B-tree, which TensorStore reads
 # and checks; of a larger one the node has the file, the offset and the length.
 # https://google.github.io/tensorstore/kvstore/ocdbt/index.html
 

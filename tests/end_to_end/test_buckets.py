@@ -13,6 +13,7 @@ from unittest import mock
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from etils import epath
 
 import flaxckpt
 from flaxckpt import CheckpointManager, Keep, ObjectStore, Options, errors
@@ -79,7 +80,8 @@ def test_a_run_is_saved_listed_inspected_verified_and_restored(store, run):
     assert (reader.metrics(9), reader.metadata(9)) == ({"loss": 0.5}, {"lang": "en"})
     assert differences(reader.restore(), state(10)) == []
     assert differences(reader.restore(state(), step=9), state(9)) == []
-    assert reader.report.path == f"{store.url(run)}/9"
+    assert isinstance(reader.directory, epath.Path)
+    assert reader.report.path == reader.directory / "9" == epath.Path(f"{store.url(run)}/9")
     options, url = store.options(), f"{store.url(run)}/9"
     assert flaxckpt.inspect(url, options=options).tree["w"].shape == (30, 100)
     assert flaxckpt.verify(url, options=options).problems == ()

@@ -289,7 +289,7 @@ def test_local_steps_have_items_too(tmp_path):
     it = Counter()
     with manager(tmp_path / "run", save_every=Every(steps=4), **settings) as ckpt:
         assert ckpt.restore(items={"data": it, "ema": None})["step"] == 6
-        assert "local" in ckpt.report.path
+        assert "local" in str(ckpt.report.path)
         assert (it.at, ckpt.items["ema"]["step"]) == (6, 6)
 
 

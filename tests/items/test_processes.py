@@ -57,7 +57,7 @@ def save_and_restore(context, url, options, local):
             assert ckpt.items["same"].random() == np.random.default_rng(5).random()
             assert ckpt.items["old"].random_sample() == np.random.RandomState(5).random_sample()
             assert rng.random() == np.random.default_rng(context.index).random()
-            found.append((it.at, ckpt.report.path))
+            found.append((it.at, str(ckpt.report.path)))
         return found
 
 
