@@ -102,6 +102,7 @@ _FOREIGN_ARGUMENTS: Mapping[str, Mapping[str, str]] = {
         "target": "the target itself: restore(target), and items= for objects beside it",
         "tree": "the tree itself: save(path, tree), and items= for objects beside it",
     },
+    "items": {"target": "flaxckpt.restore_items(path, {name: target})"},
     "item": {"state": "", "tree": "", "target": ""},
     "target": {"state": "", "tree": ""},
     "pytree": {"state": "", "tree": "", "target": ""},
@@ -124,8 +125,8 @@ def _check_of(name: str, names: list[str], wanted: type | None) -> Check | None:
     """What checks the argument `name` of a function that takes `names`; `None` for any value."""
     if wanted is not None:
         return functools.partial(check_type, wanted)
-    if name == "target" and "step" in names:
-        return _check_target
+    if name == "target":
+        return _check_run_target if "step" in names else _check_target
     return _CHECKS.get(name)
 
 
@@ -221,6 +222,12 @@ def _check_state(where: str, value: Any) -> None:
 
 def _check_target(where: str, value: Any) -> None:
     _check_state(where, value)
+    if type(value).__name__ == "CheckpointInfo" and _is_ours(value):
+        raise ArgumentError(f"{where} takes a tree, got a CheckpointInfo. Pass its attribute tree.")
+
+
+def _check_run_target(where: str, value: Any) -> None:
+    _check_target(where, value)
     if isinstance(value, int) and not isinstance(value, bool):
         raise ArgumentError(
             f"{where} takes what the state looks like, got {value}. For a step, use "

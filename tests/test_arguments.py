@@ -156,6 +156,14 @@ def test_a_step_in_the_place_of_a_target_is_refused(ckpt):
         ckpt.restore(2)
 
 
+def test_a_restore_says_where_items_and_what_was_inspected_go(tmp_path):
+    flaxckpt.save(tmp_path / "x", STATE, items={"config": 1})
+    with pytest.raises(ArgumentError, match="Pass its attribute tree"):
+        flaxckpt.restore(tmp_path / "x", flaxckpt.inspect(tmp_path / "x"))
+    with pytest.raises(ArgumentError, match=r"Use flaxckpt.restore_items\(path, "):
+        flaxckpt.restore(tmp_path / "x", items={"config": None})
+
+
 def test_path_and_tree_in_the_wrong_order_are_refused(tmp_path):
     with pytest.raises(ArgumentError, match="takes a path, got a dict. Pass the path first"):
         flaxckpt.save(STATE, tmp_path / "x")

@@ -94,7 +94,7 @@ def test_a_single_checkpoint_and_a_path_with_one_slash(store, run):
     flaxckpt.save(f"{url}/exported", state(), options=options)
     one_slash = f"{url}/exported".replace("://", ":/")
     assert differences(flaxckpt.restore(one_slash, options=options), state()) == []
-    with pytest.raises(errors.StepExistsError, match="there is a checkpoint"):
+    with pytest.raises(errors.StepExistsError, match="a checkpoint already exists"):
         flaxckpt.save(f"{url}/exported", state(2), options=options)
     with pytest.raises(errors.CheckpointNotFoundError, match=r"Check the URL"):
         flaxckpt.restore(f"{url}/export", options=options)
@@ -121,7 +121,7 @@ def test_steps_are_kept_pinned_and_deleted(store, run):
 def test_a_step_is_not_replaced_and_can_be_saved_again_once_it_is_deleted(store, run):
     with manager(store, run, async_=False) as ckpt:
         ckpt.save(1, state(1))
-        with pytest.raises(errors.StepExistsError, match="there is a checkpoint"):
+        with pytest.raises(errors.StepExistsError, match="a checkpoint already exists"):
             ckpt.save(1, state(2))
         with pytest.raises(errors.StepExistsError, match="cannot be replaced safely"):
             ckpt.save(1, state(2), overwrite=True)
