@@ -156,6 +156,20 @@ def test_nobody_outside_store_asks_which_store_it_is():
     assert not found, "\n".join(found)
 
 
+def test_no_name_of_a_class_is_there_twice():
+    """Also not with an underscore in front, and not as the name of an alias."""
+    classes, aliases = collections.defaultdict(list), collections.defaultdict(list)
+    for module in modules():
+        for node in tree_of(module).body:
+            match node:
+                case ast.ClassDef(name=name):
+                    classes[name.lstrip("_")].append(module)
+                case ast.Assign(targets=[ast.Name(id=name)]) if re.match("_?[A-Z][a-z]", name):
+                    aliases[name.lstrip("_")].append(module)
+    twice = {name: found + aliases[name] for name, found in classes.items()}
+    assert not {name: found for name, found in twice.items() if len(found) > 1}
+
+
 def test_no_name_of_a_module_is_there_twice():
     files = [p.name for p in modules().values() if p.name not in ("__init__.py", "__main__.py")]
     assert [name for name, count in collections.Counter(files).items() if count > 1] == []

@@ -80,7 +80,8 @@ class Shared:
             for step in range(3):
                 save = ocp.args.StandardSave(at(step))
                 mngr.save(step, args=save, metrics={"loss": LOSSES[step]})
-        with flaxckpt.CheckpointManager(self.directory / "ckpt") as ckpt:
+        keep = flaxckpt.Keep(metric="loss", mode="min")
+        with flaxckpt.CheckpointManager(self.directory / "ckpt", keep=keep) as ckpt:
             for step in range(3):
                 ckpt.save(step, at(step), metrics={"loss": LOSSES[step]})
         return path, self.directory / "ckpt"
@@ -341,16 +342,22 @@ def _(n):
     assert kept(n) == [3]
 
 
-@orbax("`should_save(step)`", "`save(force=True)`")
+@orbax("`should_save(step)`")
 def _(n):
     open_run(n)
-    n.saved = True
     yield
-    assert n.saved
+    assert n.due
+    assert kept(n) == [0, 1, 2]
+
+
+@orbax("`save(force=True)`")
+def _(n):
+    open_run(n)
+    yield
     assert kept(n) == [0, 1, 2, 3]
 
 
-@orbax("Restore the newest step", "Restore a step", "Restore, or begin")
+@orbax("Restore the newest step", "Restore a step", "Restore or initialise")
 def _(n):
     open_run(n)
     if n.is_before:  # `args` says what it is, also for a step without several items
@@ -360,14 +367,14 @@ def _(n):
     assert int(n.restored["step"]) in (1, 2)
 
 
-@orbax("Where to go on")
+@orbax("Where to resume")
 def _(n):
     open_run(n)
     yield
     assert n.start == 3
 
 
-@orbax("Go on from an old run")
+@orbax("Start from an old run")
 def _(n):
     open_new(n)
     n.old = n.shared.runs[0]
@@ -453,7 +460,7 @@ def _(n):
 
 
 @orbax("`enable_async_checkpointing=False`")
-@orbax("`MultiprocessingOptions`: nothing to do", "`AsyncOptions(timeout_secs=...)`")
+@orbax("`MultiprocessingOptions`: not needed", "`AsyncOptions(timeout_secs=...)`")
 def _(n):
     yield
     assert loop(n, range(2)) == [0, 1]
@@ -785,14 +792,14 @@ def _(n):
     assert same(n.kernel, t5x_state()["params"]["Dense_0"]["kernel"])
 
 
-@t5x('Begin from an old checkpoint: `mode="specific"`')
+@t5x('Start from an old checkpoint: `mode="specific"`')
 def _(n):
     from_t5x(n)
     yield
     assert same(n.state, t5x_state())
 
 
-@t5x('Go on: `mode="latest"`')
+@t5x('Resume: `mode="latest"`')
 def _(n):
     open_run(n)
     yield
@@ -1035,7 +1042,7 @@ def _(n):
     assert saved_at(n.path / ("checkpoint_3" if n.is_before else "3"))
 
 
-@flax("`restore_checkpoint`", "`restore_checkpoint`, when there may be none")
+@flax("`restore_checkpoint`", "`restore_checkpoint`, if there may be none")
 @flax("Restore without a target")
 def _(n):
     flax_run(n)
@@ -1088,7 +1095,7 @@ def _(n):
     assert saved_at(n.path / ("checkpoint_2" if n.is_before else "2"))
 
 
-@flax("Read an old file", "Go on from an old file")
+@flax("Read an old file", "Start from an old file")
 def _(n):
     old_file(n, n.path / "checkpoint_7")
     yield
@@ -1187,7 +1194,7 @@ def _(n):
     assert same(n.restored, {"w": CLU_STATE.w, "step": CLU_STATE.step})
 
 
-@clu("Go on from an old run")
+@clu("Start from an old run")
 def _(n):
     old_clu_run(n)
     yield
