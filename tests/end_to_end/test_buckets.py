@@ -398,10 +398,10 @@ def elsewhere(store, url, **settings):
     """Options with which the server at `url` is used."""
     if store.url("").startswith("s3"):
         where = ObjectStore(url, "us-east-1", "environment", **settings)
-        yield Options(storage=where, timeout_secs=3)
+        yield Options(storage=where, timeout_secs=1)
     else:
         with mock.patch.dict(os.environ, {"TENSORSTORE_GCS_HTTP_URL": url}):
-            yield Options(storage=ObjectStore(**settings), timeout_secs=3)
+            yield Options(storage=ObjectStore(**settings), timeout_secs=1)
 
 
 @pytest.mark.parametrize("is_there", [True, False], ids=["with a step", "empty"])
@@ -546,4 +546,4 @@ def test_settings_that_a_store_does_not_have_are_refused():
 @pytest.mark.parametrize("server", [nobody, black_hole], ids=["refused", "black hole"])
 def test_a_store_that_does_not_answer_is_an_error_within_the_timeout(server, store, run):
     with server() as url, elsewhere(store, url) as options:
-        check_all_fail(store, run, options, within=12)
+        check_all_fail(store, run, options, within=8)
