@@ -11,6 +11,8 @@ from flaxckpt.testing import differences
 from tests import cluster, stores
 from tests.multiprocess import jobs
 
+pytestmark = pytest.mark.slow
+
 PLACES = ["disk", "s3"]
 
 

@@ -11,6 +11,8 @@ from flaxckpt import CheckpointManager, Every, errors, on_preemption
 from tests import cluster
 from tests.multiprocess import jobs
 
+pytestmark = pytest.mark.slow
+
 RARELY = Every(steps=1000)
 STEPS = 400
 
