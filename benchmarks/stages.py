@@ -19,7 +19,7 @@ from benchmarks.timing import restore_seconds, save_seconds
 
 STATES = ("S", "K", "L")
 SAVE = {
-    "take the state apart": "flaxckpt.saving.save.take_apart",
+    "take the state apart": "flaxckpt.saving.save.plan_tree",
     "hold its values": "flaxckpt.run.writer.hold",
     "write the values": "flaxckpt.store.ocdbt.write_all",
     "- encode chunks": "flaxckpt.store.zarr3.encode_chunk",

@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from flaxckpt.inspecting import inspect as inspect
     from flaxckpt.inspecting import lazy as lazy
     from flaxckpt.inspecting import verify as verify
-    from flaxckpt.items.kind import register_item_handler as register_item_handler
-    from flaxckpt.items.kind import restore_items as restore_items
+    from flaxckpt.items.item_kinds import register_item_handler as register_item_handler
+    from flaxckpt.items.item_kinds import restore_items as restore_items
     from flaxckpt.leaves.kinds import register_leaf_handler as register_leaf_handler
     from flaxckpt.leaves.spec import LeafInfo as LeafInfo
     from flaxckpt.manager import CheckpointManager as CheckpointManager
@@ -84,11 +84,11 @@ _PLACES = {
     "lazy": "inspecting",
     "metric_from_tensorboard": "run.tensorboard",
     "on_preemption": "preemption",
-    "register_item_handler": "items.kind",
+    "register_item_handler": "items.item_kinds",
     "register_leaf_handler": "leaves.kinds",
     "register_node": "tree.rebuild",
     "restore": "restoring.restore",
-    "restore_items": "items.kind",
+    "restore_items": "items.item_kinds",
     "save": "saving.save",
     "verify": "inspecting",
 }

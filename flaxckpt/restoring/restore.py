@@ -14,6 +14,7 @@ from flaxckpt.errors import RuleError
 from flaxckpt.formats.opening import open_source
 from flaxckpt.leaves.spec import LeafInfo
 from flaxckpt.options import Options
+from flaxckpt.restoring.read_leaves import read_leaves
 from flaxckpt.restoring.restore_plan import (
     RestoreArguments,
     as_abstract,
@@ -24,7 +25,6 @@ from flaxckpt.restoring.restore_plan import (
     without_target,
 )
 from flaxckpt.restoring.restore_report import RestoreReport, report_of
-from flaxckpt.restoring.values import read_leaves
 from flaxckpt.source.checkpoint import Source
 from flaxckpt.tree import nnx_objects
 from flaxckpt.tree.structure import flatten

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 from flaxckpt.errors import CheckpointNotFoundError, CorruptCheckpointError
 from flaxckpt.inspecting import verify
 from flaxckpt.items.item import ProcessRank
-from flaxckpt.items.kind import Finish, finish, read_items
+from flaxckpt.items.item_kinds import Finish, finish, read_items
 from flaxckpt.multihost import ProcessGroup
 from flaxckpt.options import Options
 from flaxckpt.restoring.restore import Initialise, restore_tree

@@ -31,9 +31,9 @@ from flaxckpt.options import Options
 from flaxckpt.run.costs import Accounts, Cost
 from flaxckpt.run.retention import Keep
 from flaxckpt.run.run import Run, history
-from flaxckpt.saving.save import SaveRequest, check_vacant, prepare
-from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import HostShard, PlannedTree, ShardQueue, hold, stream
+from flaxckpt.saving.save import SaveRequest, check_vacant, plan_save
+from flaxckpt.saving.save_plan import PlannedTree, SavePlan
+from flaxckpt.saving.snapshot import HostShard, ShardQueue, hold, stream
 from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout
 from flaxckpt.store.store import Location
@@ -236,7 +236,7 @@ class Writer:
         with collective.sharing_errors():
             admitted = collective.broadcast(functools.partial(self._admit, step, request.overwrite))
             known: dict[str, Any] = {"ranking": ranking, "rank": rank, "plans": self._plans}
-            prepared, trees = prepare(
+            prepared, trees = plan_save(
                 request, path, group, self._options, attempt or admitted, **known
             )
             self._plans = {tree.directory: tree.plan for tree in prepared.trees}

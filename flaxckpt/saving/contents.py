@@ -11,13 +11,12 @@ import crc32c
 import orjson
 
 from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
-from flaxckpt.items import kind as items_kind
+from flaxckpt.items import item_kinds
 from flaxckpt.items.item import JSON, ProcessRank, about
-from flaxckpt.items.kind import EncodedItem
+from flaxckpt.items.item_kinds import EncodedItem
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.step_metadata import ItemRecord
-from flaxckpt.saving.save_plan import PartialPlan, SavePlan
-from flaxckpt.saving.snapshot import PlannedTree, take_apart
+from flaxckpt.saving.save_plan import PartialPlan, PlannedTree, SavePlan, plan_tree
 from flaxckpt.store import layout
 
 
@@ -125,7 +124,7 @@ class WrittenItem:
         return ItemRecord(kind, files, inner, encoded.details, encoded.orbax if is_seen else JSON)
 
 
-def take_items_apart(
+def plan_items(
     items: Mapping[str, Any],
     rank: ProcessRank,
     chunk_bytes: int,
@@ -137,23 +136,23 @@ def take_items_apart(
     Args:
       items: objects by name.
       rank: of this process, as names of files give it.
-      chunk_bytes: as for `take_apart`.
+      chunk_bytes: as for `plan_tree`.
       plans: of the previous save, by directory, to be used where they fit.
-      process: as for `take_apart`.
+      process: as for `plan_tree`.
 
     Raises:
       ItemError: if an item cannot be serialized.
       UnsupportedLeafError: if a leaf of a tree cannot be serialized.
       UnsupportedKeyError: if a key of a tree cannot be serialized.
     """
-    encoded = {name: items_kind.encode(name, value, rank) for name, value in items.items()}
+    encoded = {name: item_kinds.encode(name, value, rank) for name, value in items.items()}
     written, planned = [], []
     for name, item in encoded.items():
         tree = None
         if (inner := item.encoded.tree) is not None:
             directory = f"{name}/{inner.directory}" if inner.directory else name
             try:
-                taken = take_apart(inner.value, chunk_bytes, plans.get(directory), process)
+                taken = plan_tree(inner.value, chunk_bytes, plans.get(directory), process)
             except (UnsupportedLeafError, UnsupportedKeyError) as error:
                 raise type(error)(
                     f"the item {name}: {error} Or call flaxckpt.register_item_handler for the "

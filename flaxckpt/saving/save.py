@@ -27,9 +27,9 @@ from flaxckpt.metadata import step_metadata
 from flaxckpt.metadata.step_metadata import CheckpointMetadata, Ranking
 from flaxckpt.multihost import Collective, ProcessGroup
 from flaxckpt.options import BUFFER_BYTES, Options
-from flaxckpt.saving.contents import PartialTree, WholeTree, take_items_apart
-from flaxckpt.saving.save_plan import SavePlan
-from flaxckpt.saving.snapshot import PlannedTree, ShardQueue, as_saved, stream, take_apart
+from flaxckpt.saving.contents import PartialTree, WholeTree, plan_items
+from flaxckpt.saving.save_plan import PlannedTree, SavePlan, as_saved, plan_tree
+from flaxckpt.saving.snapshot import ShardQueue, stream
 from flaxckpt.saving.writing import PreparedSave, write
 from flaxckpt.store import layout
 from flaxckpt.store.key_values import storage_key_values
@@ -66,7 +66,7 @@ class SaveRequest:
         return dataclasses.replace(self, metrics=metrics, metadata=metadata)
 
 
-def prepare(
+def plan_save(
     request: SaveRequest,
     final: Location,
     group: ProcessGroup,
@@ -77,7 +77,7 @@ def prepare(
     rank: ProcessRank | None = None,
     plans: Mapping[str, SavePlan] = types.MappingProxyType({}),
 ) -> tuple[PreparedSave, list[PlannedTree]]:
-    """Plans the save at `final`; the trees with an array, in the order in which they are written.
+    """Plans the save at `final`; returns it and its planned trees in write order.
 
     A `PartialTree` as state is planned later, part by part.
 
@@ -100,11 +100,11 @@ def prepare(
     )
     rank = rank or ProcessRank(group.index, group.count)
     chunk_bytes, process = options.chunk_bytes, group.process
-    items, trees = take_items_apart(request.items or {}, rank, chunk_bytes, plans, process)
+    items, trees = plan_items(request.items or {}, rank, chunk_bytes, plans, process)
     state = request.state
     if not isinstance(state, PartialTree):
         kept = as_saved(state, options.save_dtype)
-        trees.append(take_apart(kept, chunk_bytes, plans.get(layout.ITEM), process))
+        trees.append(plan_tree(kept, chunk_bytes, plans.get(layout.ITEM), process))
         state = WholeTree(layout.ITEM, trees[-1].plan)
     prepared = PreparedSave(state, final, described, request.overwrite, options, tuple(items))
     return prepared, trees
@@ -156,7 +156,8 @@ def save(
     collective = _collective(final, f"saving {final}", options)
     with collective.sharing_errors():
         attempt = collective.broadcast(functools.partial(admit, final, overwrite, options))
-        prepared, trees = prepare(request, final, collective.group, options, attempt)
+        prepared, trees = plan_save(request, final, collective.group, options, attempt)
+    # Lazy: each shard comes to the host when `write` takes it.
     shards = stream(*trees, limit=options.snapshot_bytes, copy=False)
     write(prepared, shards, collective)
 
@@ -270,7 +271,7 @@ class PartialSave:
         group, admitted = self._collective.group, (final, request.overwrite, options)
         with self._collective.sharing_errors():
             attempt = self._collective.broadcast(functools.partial(admit, *admitted))
-            prepared, of_items = prepare(request, final, group, options, attempt)
+            prepared, of_items = plan_save(request, final, group, options, attempt)
         self._number = len(of_items)
         pool = concurrent.futures.ThreadPoolExecutor(1, "flaxckpt-save")
         self._written = pool.submit(self._write, prepared)
@@ -306,7 +307,7 @@ class PartialSave:
         if self._written is None or self._written.done():
             self._raise_closed()
         kept, process = as_saved(part, self._options.save_dtype), self._collective.group.process
-        taken = take_apart(kept, self._options.chunk_bytes, process=process)
+        taken = plan_tree(kept, self._options.chunk_bytes, process=process)
         self._tree.parts = self._tree.parts.with_part(taken.plan)
         shards = stream(taken, limit=self._limit, copy=True, first=self._number)
         if not self._queue.put_all(shards):

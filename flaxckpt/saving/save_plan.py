@@ -9,19 +9,24 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple, Self
 
 import jax
+import ml_dtypes
 import numpy as np
 import orjson
 
+from flaxckpt import garbage_collector
 from flaxckpt.errors import UnsupportedKeyError, UnsupportedLeafError
 from flaxckpt.leaves import kinds
-from flaxckpt.leaves.dtypes import Storage, dtype_name, storage_of
+from flaxckpt.leaves.array import check_concrete, is_key_dtype
+from flaxckpt.leaves.dtypes import Storage, dtype_name, parse_dtype, storage_of
 from flaxckpt.leaves.spec import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata import orbax_metadata, tree_metadata
 from flaxckpt.metadata.tree_metadata import encode_structure, spec_of
+from flaxckpt.options import SaveDtype
 from flaxckpt.sharding.chunks import Region, Shape, chunk_shape, chunks_of, region_of, whole
 from flaxckpt.sharding.specs import describe_sharding
 from flaxckpt.store import layout, zarr3
-from flaxckpt.tree.keypaths import component
+from flaxckpt.tree import nnx_objects
+from flaxckpt.tree.keypaths import component, first_match
 from flaxckpt.tree.structure import Flat, flatten
 
 # How one array is written: its place in the checkpoint, and the chunks that are ours to write.
@@ -308,6 +313,38 @@ class SavePlan:
         return files
 
 
+class PlannedTree(NamedTuple):
+    """A tree's plan and its arrays, which are still on their devices."""
+
+    plan: SavePlan
+    data: list[AnyArray]
+
+
+@garbage_collector.paused()
+def plan_tree(
+    tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
+) -> PlannedTree:
+    """`tree` with the plan to write it, which is `plan` where that fits.
+
+    Every leaf is looked at before any value is copied. `process` is the index of this process in a
+    job of several.
+
+    Raises:
+      UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
+      UnsupportedKeyError: when a key cannot be written down.
+    """
+    stateful = nnx_objects.split(tree)[0]
+    try:
+        leaves, treedef = jax.tree.flatten(stateful)
+    except ValueError:
+        flatten(stateful)  # jax cannot sort the keys of a dict, and does not say which
+        raise
+    data = None if plan is None else plan.data(stateful, treedef, leaves)
+    if plan is None or data is None:
+        plan, data = make_plan(stateful, treedef, chunk_bytes, process)
+    return PlannedTree(plan, data)
+
+
 def make_plan(
     tree: Any, treedef: Any, chunk_bytes: int, process: int | None = None
 ) -> tuple[SavePlan, list[AnyArray]]:
@@ -427,6 +464,50 @@ def _as_json(value: Any, name: str) -> Any:
         f"the handler of the leaf {name} encoded it as {value!r:.80}, which is neither an array "
         "nor what JSON can hold exactly. Let it return str, int, list or dict."
     )
+
+
+# Saving floats with fewer bits than the state has.
+
+
+def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
+    """`tree` with its floating arrays as they are to be saved; nothing else changes.
+
+    Example:
+      >>> tree = {"w": np.ones(2, np.float32), "step": 3}
+      >>> as_saved(tree, {"w|b": "float16"})["w"].dtype, as_saved(tree, None) is tree
+      (dtype('float16'), True)
+    """
+    if wanted is None:
+        return tree
+    stateful = nnx_objects.split(tree)[0]
+    flat = flatten(stateful)
+    rules = {"": wanted} if isinstance(wanted, str) else wanted
+    dtypes = first_match(rules, flat.names, "Options(save_dtype=...)")
+    pairs = zip(flat.leaves, flat.names, strict=True)
+    cast = [_cast(leaf, name, dtypes.get(name)) for leaf, name in pairs]
+    return jax.tree.unflatten(jax.tree.structure(stateful), cast)
+
+
+def _cast(leaf: Any, name: str, dtype: str | None) -> Any:
+    """The leaf `name` as it is saved: never with more bits than it has.
+
+    Raises:
+      UnsupportedLeafError: when it is abstract or deleted.
+    """
+    if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
+        return leaf
+    if not jax.dtypes.issubdtype(leaf.dtype, np.floating) or _bits(leaf.dtype) <= _bits(dtype):
+        return leaf
+    try:
+        concrete = check_concrete(leaf) if isinstance(leaf, jax.Array) else leaf
+    except UnsupportedLeafError as error:
+        raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
+    return concrete.astype(parse_dtype(dtype))
+
+
+def _bits(dtype: Any) -> int:
+    """The size of a floating-point number."""
+    return int(ml_dtypes.finfo(parse_dtype(dtype) if isinstance(dtype, str) else dtype).bits)
 
 
 # The plan of a tree that was saved in parts.

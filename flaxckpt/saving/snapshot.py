@@ -9,73 +9,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import jax
-import ml_dtypes
 import numpy as np
 
 from flaxckpt import garbage_collector
-from flaxckpt.errors import UnsupportedLeafError
-from flaxckpt.leaves.array import check_concrete, is_key_dtype
-from flaxckpt.leaves.dtypes import parse_dtype, to_stored
-from flaxckpt.options import PART, SaveDtype
-from flaxckpt.saving.save_plan import AnyArray, ArrayPlan, SavePlan, ShardPlan, make_plan
+from flaxckpt.leaves.dtypes import to_stored
+from flaxckpt.options import PART
+from flaxckpt.saving.save_plan import AnyArray, ArrayPlan, PlannedTree, SavePlan, ShardPlan
 from flaxckpt.sharding.chunks import Region
 from flaxckpt.store import zarr3
-from flaxckpt.tree import nnx_objects
-from flaxckpt.tree.keypaths import first_match
-from flaxckpt.tree.structure import flatten
-
-# Saving floats with fewer bits than the state has.
-
-
-def as_saved(tree: Any, wanted: SaveDtype | None) -> Any:
-    """`tree` with its floating arrays as they are to be saved; nothing else changes.
-
-    Example:
-      >>> tree = {"w": np.ones(2, np.float32), "step": 3}
-      >>> as_saved(tree, {"w|b": "float16"})["w"].dtype, as_saved(tree, None) is tree
-      (dtype('float16'), True)
-    """
-    if wanted is None:
-        return tree
-    stateful = nnx_objects.split(tree)[0]
-    flat = flatten(stateful)
-    rules = {"": wanted} if isinstance(wanted, str) else wanted
-    dtypes = first_match(rules, flat.names, "Options(save_dtype=...)")
-    pairs = zip(flat.leaves, flat.names, strict=True)
-    cast = [_cast(leaf, name, dtypes.get(name)) for leaf, name in pairs]
-    return jax.tree.unflatten(jax.tree.structure(stateful), cast)
-
-
-def _cast(leaf: Any, name: str, dtype: str | None) -> Any:
-    """The leaf `name` as it is saved: never with more bits than it has.
-
-    Raises:
-      UnsupportedLeafError: when it is abstract or deleted.
-    """
-    if dtype is None or not isinstance(leaf, jax.Array | np.ndarray) or is_key_dtype(leaf.dtype):
-        return leaf
-    if not jax.dtypes.issubdtype(leaf.dtype, np.floating) or _bits(leaf.dtype) <= _bits(dtype):
-        return leaf
-    try:
-        concrete = check_concrete(leaf) if isinstance(leaf, jax.Array) else leaf
-    except UnsupportedLeafError as error:
-        raise UnsupportedLeafError(f"the leaf {name}: {error}") from None
-    return concrete.astype(parse_dtype(dtype))
-
-
-def _bits(dtype: Any) -> int:
-    """The size of a floating-point number."""
-    return int(ml_dtypes.finfo(parse_dtype(dtype) if isinstance(dtype, str) else dtype).bits)
-
 
 # The values of a state on their way to the disk: brought to the host, and cut into chunks.
-
-
-class PlannedTree(NamedTuple):
-    """A state taken apart: how it is written, and its arrays where they are."""
-
-    plan: SavePlan
-    data: list[AnyArray]
 
 
 class HostShard(NamedTuple):
@@ -93,31 +36,6 @@ class HostShard(NamedTuple):
         for key, part in self.chunks:
             inner = elements if part == self.region else elements[part.within(self.region)]
             yield key, zarr3.encode_chunk(inner, self.array.chunk, self.array.storage)
-
-
-@garbage_collector.paused()
-def take_apart(
-    tree: Any, chunk_bytes: int, plan: SavePlan | None = None, process: int | None = None
-) -> PlannedTree:
-    """`tree` with the plan to write it, which is `plan` where that fits.
-
-    Every leaf is looked at before any value is copied. `process` is the index of this process in a
-    job of several.
-
-    Raises:
-      UnsupportedLeafError: when there is a leaf that no checkpoint can hold.
-      UnsupportedKeyError: when a key cannot be written down.
-    """
-    stateful = nnx_objects.split(tree)[0]
-    try:
-        leaves, treedef = jax.tree.flatten(stateful)
-    except ValueError:
-        flatten(stateful)  # jax cannot sort the keys of a dict, and does not say which
-        raise
-    data = None if plan is None else plan.data(stateful, treedef, leaves)
-    if plan is None or data is None:
-        plan, data = make_plan(stateful, treedef, chunk_bytes, process)
-    return PlannedTree(plan, data)
 
 
 @garbage_collector.paused()

@@ -222,7 +222,7 @@ def _groups(reads: Iterable[ArrayRead], limit: int, *, keep: bool) -> Iterator[_
     group: list[ReadPlan] = []
     database, size = None, 0
     for read in reads:
-        found = plan(read, keep=keep)
+        found = plan_read(read, keep=keep)
         is_full = size + found.nbytes > limit or len(group) == GROUP_ARRAYS
         if group and (is_full or read.database is not database):
             yield _ReadGroup(database, group, size)
@@ -307,7 +307,7 @@ class ReadPlan(Protocol):
         """The regions, once all was read."""
 
 
-def plan(read: ArrayRead, *, keep: bool) -> ReadPlan:
+def plan_read(read: ArrayRead, *, keep: bool) -> ReadPlan:
     """The plan of `read`; without `keep` every chunk is only to be checked."""
     array = read.array
     if not isinstance(array, ChunkedArray):

@@ -9,7 +9,7 @@ import pytest
 import flaxckpt
 from flaxckpt import errors
 from flaxckpt.metadata import sealed_json
-from flaxckpt.restoring import values as restoring_values
+from flaxckpt.restoring import read_leaves
 from flaxckpt.source import checkpoint, chunk_reads
 from flaxckpt.source.chunk_reads import DIRECT_BYTES
 from tests.durability.children import child
@@ -127,7 +127,7 @@ MOMENTS = {
     "before its database is opened": (checkpoint, "read_index", {}),
     "before its first chunk is read": (chunk_reads, "read_span", {}),
     "after its first chunk was read": (chunk_reads, "read_span", {"call": 2}),
-    "after its first arrays were read": (restoring_values, "read_arrays", {"values": 1}),
+    "after its first arrays were read": (read_leaves, "read_arrays", {"values": 1}),
 }
 SMALL = flaxckpt.Options(chunk_bytes=1, max_host_bytes=4)
 

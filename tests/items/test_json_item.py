@@ -12,7 +12,7 @@ import flaxckpt
 from flaxckpt.errors import ItemError
 from flaxckpt.items import json_item
 from flaxckpt.items.item import ProcessRank
-from flaxckpt.items.kind import encode
+from flaxckpt.items.item_kinds import encode
 from tests.items.helpers import again, saved
 
 SCALARS = (

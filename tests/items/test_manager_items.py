@@ -160,7 +160,7 @@ def test_a_damaged_item_is_the_damage_of_its_step(tmp_path):
 @pytest.mark.parametrize("name", ["data/process_0-of-1.json", "data/metadata", "files/files/a"])
 @pytest.mark.parametrize("how", ["gone", "short", "long", "stray"])
 def test_verify_lists_every_file_of_an_item(tmp_path, name, how, monkeypatch):
-    monkeypatch.setattr("flaxckpt.items.kind._REGISTERED", {})
+    monkeypatch.setattr("flaxckpt.items.item_kinds._REGISTERED", {})
     flaxckpt.register_item_handler(
         "range", range, lambda r: {"a": str(r).encode()}, lambda files, target: files["a"]
     )

@@ -9,7 +9,7 @@ from numpy.random import MT19937, PCG64, SFC64, Generator, Philox, RandomState
 import flaxckpt
 from flaxckpt.errors import CorruptCheckpointError, ItemError
 from flaxckpt.items.item import ProcessRank
-from flaxckpt.items.kind import encode
+from flaxckpt.items.item_kinds import encode
 from tests.items.helpers import again, saved
 
 BITS = [PCG64, MT19937, Philox, SFC64]

@@ -6,7 +6,7 @@ import pytest
 
 import flaxckpt
 from flaxckpt.errors import ItemError
-from flaxckpt.items import kind
+from flaxckpt.items import item_kinds
 from tests.items.helpers import again, saved
 
 
@@ -22,7 +22,7 @@ class Vocabulary:
 
 @pytest.fixture(autouse=True)
 def _registry(monkeypatch):
-    monkeypatch.setattr(kind, "_REGISTERED", {})
+    monkeypatch.setattr(item_kinds, "_REGISTERED", {})
 
 
 def register(encode=None):
@@ -63,7 +63,7 @@ def test_contents_must_be_bytes(tmp_path):
 def test_without_the_handler_the_error_says_what_to_register(tmp_path):
     register()
     path = saved(tmp_path / "x", it=Vocabulary(["a"]), config=[1])
-    kind._REGISTERED.clear()
+    item_kinds._REGISTERED.clear()
     with pytest.raises(ItemError, match=r"register_item_handler\('vocabulary'"):
         flaxckpt.restore_items(path, {"it": None})
     assert flaxckpt.restore_items(path, {"config": None}) == {"config": [1]}

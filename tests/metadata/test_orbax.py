@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from jax.sharding import NamedSharding, PartitionSpec
 
 from flaxckpt.metadata import orbax_metadata
-from flaxckpt.saving import snapshot
+from flaxckpt.saving.save_plan import plan_tree
 from flaxckpt.tree.keypaths import Key
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import HOSTILE_STRINGS, keys, trees
@@ -24,7 +24,7 @@ _paths = st.lists(st.builds(Key, st.just("dict"), _names | keys), max_size=3).ma
 
 def visible_names(state) -> set[str]:
     """The names of the leaves of `state` that Orbax can read."""
-    plan = snapshot.take_apart(state, 1 << 20).plan
+    plan = plan_tree(state, 1 << 20).plan
     strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     pairs = zip(plan.flat.paths, plan.records, strict=True)
     return {record.name for path, record in pairs if orbax_metadata.visible(path, record, strings)}
@@ -32,7 +32,7 @@ def visible_names(state) -> set[str]:
 
 def metadata(state) -> dict:
     """The members of `_METADATA` for Orbax."""
-    plan = snapshot.take_apart(state, 1 << 20).plan
+    plan = plan_tree(state, 1 << 20).plan
     strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     return orbax_metadata.tree_metadata(plan.flat.paths, plan.records, plan.flat.empties, strings)
 
@@ -111,14 +111,14 @@ def test_an_empty_node_has_an_entry(empty, value_type):
 
 
 def test_strings_lie_where_a_json_pointer_finds_them():
-    plan = snapshot.take_apart({"a/b": "x", "a": {"c": "y"}, "n": 1}, 1 << 20).plan
+    plan = plan_tree({"a/b": "x", "a": {"c": "y"}, "n": 1}, 1 << 20).plan
     strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     assert strings == {"a.c": "y", "a": {"b": "x"}}
 
 
 @given(st.dictionaries(st.sampled_from(HOSTILE_STRINGS), st.text(max_size=2)))
 def test_a_visible_string_is_the_right_one(state):
-    plan = snapshot.take_apart(state, 1 << 20).plan
+    plan = plan_tree(state, 1 << 20).plan
     strings = orbax_metadata.strings_file(plan.flat.paths, plan.records)
     for path, record in zip(plan.flat.paths, plan.records, strict=True):
         if orbax_metadata.visible(path, record, strings):
@@ -146,7 +146,7 @@ def test_a_single_device_is_written_by_its_name():
 
 
 def test_the_implementation_of_a_key_is_written():
-    plan = snapshot.take_apart({"k": jax.random.key(0, impl="rbg"), "w": np.ones(2)}, 1 << 20).plan
+    plan = plan_tree({"k": jax.random.key(0, impl="rbg"), "w": np.ones(2)}, 1 << 20).plan
     (entry,) = orbax_metadata.array_metadatas_file(plan.records)["array_metadatas"]
     assert entry["array_metadata"]["param_name"] == "k"
     assert entry["array_metadata"]["ext_metadata"] == {"random_key_impl": "rbg"}

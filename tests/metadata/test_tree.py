@@ -18,7 +18,7 @@ from flaxckpt.errors import CorruptCheckpointError, FlaxckptError, UnsupportedFo
 from flaxckpt.leaves.spec import LeafRecord, LeafSpec, StoredArray
 from flaxckpt.metadata.sealed_json import SavedFile
 from flaxckpt.metadata.tree_metadata import SavedTree, decode_tree, encode_tree, spec_of
-from flaxckpt.saving import snapshot
+from flaxckpt.saving.save_plan import plan_tree
 from flaxckpt.store.layout import FORMAT_VERSION
 from flaxckpt.tree.structure import flatten
 from tests.tree.strategies import Point, trees
@@ -31,7 +31,7 @@ def through_json(tree: SavedTree) -> SavedTree:
 
 def saved(state) -> SavedTree:
     """`state` as a snapshot would save it."""
-    plan = snapshot.take_apart(state, 1 << 20).plan
+    plan = plan_tree(state, 1 << 20).plan
     return SavedTree(plan.flat.nodes, plan.records, "0123456789ab", {"d/x": SavedFile(7, None)})
 
 

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 import flaxckpt
 from flaxckpt import jax_private
 from flaxckpt.run import writer
-from flaxckpt.saving import snapshot
+from flaxckpt.saving import save_plan
 from flaxckpt.store import ocdbt
 from tests import cluster
 from tests.multiprocess import states
@@ -102,13 +102,13 @@ def test_each_byte_is_written_by_one_process_and_read_once_by_those_that_need_it
 
 
 def save_again_and_again(context, directory):
-    plans, real = [], snapshot.make_plan
+    plans, real = [], save_plan.make_plan
 
     def noting(*args):
         plans.append(args)
         return real(*args)
 
-    snapshot.make_plan = noting
+    save_plan.make_plan = noting
     with flaxckpt.CheckpointManager(directory, options=OPTIONS) as ckpt:
         ckpt.save(1, {"w": spread(1)}, metrics={"loss": 1.5}, metadata={"by": "all"})
         ckpt.save(2, {"w": spread(2)})

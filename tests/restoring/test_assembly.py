@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import flaxckpt
-from flaxckpt.restoring import values as restoring_values
+from flaxckpt.restoring import read_leaves
 
 OPTIONS = flaxckpt.Options(chunk_bytes=1024, max_host_bytes=4096)
 
@@ -17,19 +17,19 @@ OPTIONS = flaxckpt.Options(chunk_bytes=1024, max_host_bytes=4096)
 @pytest.fixture(autouse=True)
 def _remote(monkeypatch):
     """Every device is another one."""
-    monkeypatch.setattr(restoring_values, "is_remote", lambda where: True)
+    monkeypatch.setattr(read_leaves, "is_remote", lambda where: True)
 
 
 @pytest.fixture
 def assembled(monkeypatch):
     """The names of the leaves that were assembled."""
-    names, real = [], restoring_values.assemble
+    names, real = [], read_leaves.assemble
 
     def noting(leaf, limit):
         names.append(leaf.record.name)
         return real(leaf, limit)
 
-    monkeypatch.setattr("flaxckpt.restoring.values.assemble", noting)
+    monkeypatch.setattr("flaxckpt.restoring.read_leaves.assemble", noting)
     return names
 
 

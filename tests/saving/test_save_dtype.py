@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import Options, errors
-from flaxckpt.saving import snapshot
+from flaxckpt.saving import save_plan
 from tests.trees import assert_same
 
 
@@ -235,13 +235,13 @@ def test_a_checkpoint_is_half_as_large(tmp_path):
 
 @pytest.mark.parametrize("how", ["default", "in rounds", "not async"])
 def test_a_plan_serves_all_saves(how, monkeypatch, tmp_path):
-    made, real = [], snapshot.make_plan
+    made, real = [], save_plan.make_plan
 
     def noting(*args):
         made.append(args)
         return real(*args)
 
-    monkeypatch.setattr(snapshot, "make_plan", noting)
+    monkeypatch.setattr(save_plan, "make_plan", noting)
     rounds = {"chunk_bytes": 4096, "max_host_bytes": 4 * 4096} if how == "in rounds" else {}
     options = saving({"w": "bfloat16", "n": "float16"}, **rounds)
     double = jax.jit(lambda state: jax.tree.map(lambda x: x * 2, state), donate_argnums=0)

@@ -14,7 +14,7 @@ from jax.sharding import PartitionSpec as P
 
 import flaxckpt
 from flaxckpt import errors
-from flaxckpt.saving.snapshot import take_apart
+from flaxckpt.saving.save_plan import plan_tree
 from tests.trees import assert_same
 
 CHUNK = 1 << 20
@@ -98,14 +98,14 @@ def tree(leaf):
 @pytest.fixture(scope="module")
 def plans():
     """The plan of each kind."""
-    return {kind: take_apart(tree(leaf), CHUNK).plan for kind, (leaf, _) in KINDS.items()}
+    return {kind: plan_tree(tree(leaf), CHUNK).plan for kind, (leaf, _) in KINDS.items()}
 
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_plan_is_used_again_for_a_state_of_its_kind(kind, plans):
-    state = take_apart(tree(KINDS[kind][1]), CHUNK, plans[kind])
+    state = plan_tree(tree(KINDS[kind][1]), CHUNK, plans[kind])
     assert state.plan is plans[kind]
-    fresh = take_apart(tree(KINDS[kind][1]), CHUNK)
+    fresh = plan_tree(tree(KINDS[kind][1]), CHUNK)
     for array, other in zip(state.data, fresh.data, strict=True):
         assert np.asarray(array).tobytes() == np.asarray(other).tobytes()
 
@@ -114,7 +114,7 @@ def test_a_plan_serves_no_other_kind(plans):
     wrong = [
         (kind, other)
         for kind, other in PAIRS
-        if take_apart(tree(KINDS[other][0]), CHUNK, plans[kind]).plan is plans[kind]
+        if plan_tree(tree(KINDS[other][0]), CHUNK, plans[kind]).plan is plans[kind]
     ]
     assert wrong == []
 
@@ -125,7 +125,7 @@ def test_a_plan_does_not_keep_the_leaves():
 
     array = np.arange(5.0)
     gone = weakref.ref(array)
-    plan = take_apart({"w": array}, CHUNK).plan
+    plan = plan_tree({"w": array}, CHUNK).plan
     del array
     gc.collect()
     assert gone() is None
@@ -136,10 +136,10 @@ def test_a_plan_does_not_keep_the_leaves():
 @pytest.mark.parametrize("known", [False, True], ids=["a new plan", "a known one"])
 def test_a_deleted_leaf_is_an_error_with_its_name(make, known):
     tree = {"a": jnp.ones(3), "params": [make(), make()]}
-    plan = take_apart(tree, CHUNK).plan if known else None
+    plan = plan_tree(tree, CHUNK).plan if known else None
     tree["params"][1].delete()
     with pytest.raises(errors.UnsupportedLeafError) as raised:
-        take_apart(tree, CHUNK, plan)
+        plan_tree(tree, CHUNK, plan)
     assert str(raised.value).startswith("the leaf params/1: its buffer was deleted")
 
 

@@ -19,7 +19,8 @@ import flaxckpt
 from flaxckpt import errors
 from flaxckpt.run import writer
 from flaxckpt.saving import snapshot
-from flaxckpt.saving.snapshot import PART, PlannedTree, hold, stream, take_apart
+from flaxckpt.saving.save_plan import PlannedTree, plan_tree
+from flaxckpt.saving.snapshot import PART, hold, stream
 from tests.trees import assert_same
 
 CHUNK = 512
@@ -71,8 +72,8 @@ def encoded(pieces):
 
 @pytest.fixture(scope="module")
 def taken():
-    """The state taken apart, and its bytes."""
-    found = take_apart(state(), CHUNK)
+    """The planned state, and its bytes."""
+    found = plan_tree(state(), CHUNK)
     return found, encoded(hold(found))
 
 
@@ -101,7 +102,7 @@ def test_what_is_held_of_an_accelerator_has_the_same_bytes(taken):
 )
 def test_any_array_is_cut_the_same_way(shape, dtype, chunk, limit, copy):
     array = jnp.arange(int(np.prod(shape))).reshape(shape).astype(dtype)
-    found = remote(take_apart(array, chunk))
+    found = remote(plan_tree(array, chunk))
     assert encoded(stream(found, limit=limit, copy=copy)) == encoded(hold(found))
 
 
@@ -123,7 +124,7 @@ def test_a_small_shard_is_one_piece(taken):
 
 def test_no_more_is_on_its_way_than_the_limit(monkeypatch):
     """Transfers are begun ahead of what is taken, as far as the limit allows."""
-    found = remote(take_apart({str(i): jnp.full(CHUNK, i, jnp.int8) for i in range(20)}, CHUNK))
+    found = remote(plan_tree({str(i): jnp.full(CHUNK, i, jnp.int8) for i in range(20)}, CHUNK))
     begun = []
     array_type = type(found.data[0])
     monkeypatch.setattr(array_type, "copy_to_host_async", lambda self: begun.append(self))
@@ -137,7 +138,7 @@ def test_no_more_is_on_its_way_than_the_limit(monkeypatch):
 
 
 def test_a_chunk_is_compiled_once_for_its_shape_not_for_its_place(caplog):
-    found = remote(take_apart(jnp.arange(64 * 499, dtype=jnp.int8), 499))
+    found = remote(plan_tree(jnp.arange(64 * 499, dtype=jnp.int8), 499))
     with jax.log_compiles():
         assert len(list(stream(found, limit=4 * 499, copy=True))) == 64
     messages = [record.getMessage() for record in caplog.records]
@@ -156,7 +157,7 @@ def run(tmp_path):
 @pytest.fixture
 def accelerator(monkeypatch):
     """Makes a run believe that jax arrays lie on an accelerator."""
-    monkeypatch.setattr("flaxckpt.saving.save.take_apart", lambda *args: remote(take_apart(*args)))
+    monkeypatch.setattr("flaxckpt.saving.save.plan_tree", lambda *args: remote(plan_tree(*args)))
 
 
 @pytest.mark.parametrize("where", ["the host", "an accelerator"])

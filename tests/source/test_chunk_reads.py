@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from flaxckpt.leaves.dtypes import from_stored, parse_dtype, storage_of, to_stored
 from flaxckpt.leaves.spec import StoredArray
 from flaxckpt.sharding.chunks import Region, chunks_of, whole
-from flaxckpt.source.chunk_reads import ArrayRead, ChunkedArray, plan
+from flaxckpt.source.chunk_reads import ArrayRead, ChunkedArray, plan_read
 from flaxckpt.store import zarr3
 
 DTYPES = ["int16", "bfloat16", "bool", "uint4", ">i4", "<U3", "<M8[s]"]
@@ -77,7 +77,7 @@ def check(array, read, parts):
 @given(reads())
 def test_distributing_every_chunk_gives_exactly_the_regions(case):
     array, read = case
-    values, planned = encoded(array, read.array), plan(read, keep=True)
+    values, planned = encoded(array, read.array), plan_read(read, keep=True)
     for chunk in planned.chunks:
         chunk.distribute(zarr3.decode_chunk(values[chunk.key], chunk.shape, chunk.storage))
     check(array, read, planned.values())
@@ -87,7 +87,7 @@ def test_distributing_every_chunk_gives_exactly_the_regions(case):
 @given(reads())
 def test_a_chunk_with_memory_fills_it_with_its_first_bytes(case):
     array, read = case
-    values, planned = encoded(array, read.array), plan(read, keep=True)
+    values, planned = encoded(array, read.array), plan_read(read, keep=True)
     for chunk in planned.chunks:
         memory = chunk.memory()
         if memory is None:
@@ -110,7 +110,7 @@ def test_each_chunk_is_there_once_and_none_that_no_region_needs(case):
         for grid, _ in chunks_of(zarr3.stored_region(region, storage), chunk)
     }
     for keep in (True, False):
-        planned = plan(read, keep=keep)
+        planned = plan_read(read, keep=keep)
         keys = [one.key for one in planned.chunks]
         assert sorted(keys) == sorted(needed)
         sizes = [math.prod(region.shape) for region in read.regions]
@@ -120,7 +120,7 @@ def test_each_chunk_is_there_once_and_none_that_no_region_needs(case):
 @given(reads())
 def test_what_is_only_checked_has_no_memory(case):
     array, read = case
-    values, planned = encoded(array, read.array), plan(read, keep=False)
+    values, planned = encoded(array, read.array), plan_read(read, keep=False)
     for chunk in planned.chunks:
         assert chunk.memory() is None
         chunk.distribute(zarr3.decode_chunk(values[chunk.key], chunk.shape, chunk.storage))
@@ -144,19 +144,19 @@ def test_what_is_only_checked_has_no_memory(case):
 )
 def test_chunks_in_one_piece_go_straight_to_their_memory(shape, chunk, region, direct):
     read = read_of("int8", shape, chunk, [region])
-    assert {one.memory() is not None for one in plan(read, keep=True).chunks} == {direct}
+    assert {one.memory() is not None for one in plan_read(read, keep=True).chunks} == {direct}
 
 
 def test_a_chunk_that_two_regions_need_has_no_memory():
     regions = [Region((0,), (4,)), Region((2,), (2,))]
     read = read_of("int8", (4,), (4,), regions)
-    (chunk,) = plan(read, keep=True).chunks
+    (chunk,) = plan_read(read, keep=True).chunks
     assert chunk.memory() is None
 
 
 def test_an_array_without_elements_has_no_chunks():
     read = read_of("int8", (0, 3), (1, 3), [whole((0, 3))])
-    planned = plan(read, keep=True)
+    planned = plan_read(read, keep=True)
     assert (list(planned.chunks), planned.nbytes) == ([], 0)
     assert planned.values()[whole((0, 3))].shape == (0, 3)
 
@@ -164,7 +164,7 @@ def test_an_array_without_elements_has_no_chunks():
 def test_the_elements_given_are_copied():
     array = np.arange(4, dtype=np.int8)
     read = read_of("int8", (4,), (4,), [whole((4,))])
-    planned = plan(read, keep=True)
+    planned = plan_read(read, keep=True)
     planned.chunks[0].distribute(array)
     array[:] = 9
     (values,) = planned.values().values()

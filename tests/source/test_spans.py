@@ -17,7 +17,7 @@ from flaxckpt.source.chunk_reads import (
     ArrayRead,
     ChunkedArray,
     finish_span,
-    plan,
+    plan_read,
     read_span,
     spans,
 )
@@ -47,7 +47,7 @@ class Disk:
             self.text += value
         stored = StoredArray(name, "uint8", (size,), (size,))
         read = ArrayRead(name, ChunkedArray(name, stored, None), [whole((size,))])
-        self.plans[name], self.arrays[name] = plan(read, keep=True), array
+        self.plans[name], self.arrays[name] = plan_read(read, keep=True), array
 
     def spans(self):
         """What is read at once, the names of the leaves of each."""
@@ -217,7 +217,7 @@ def test_of_a_chunk_read_into_place_all_is_checked(disk, at):
     chunk = (rows, 4)  # the second one is half of padding
     stored = StoredArray("a", "uint8", array.shape, chunk)
     read = ArrayRead("a", ChunkedArray("a", stored, None), [whole(array.shape)])
-    planned = plan(read, keep=True)
+    planned = plan_read(read, keep=True)
     values = [
         zarr3.encode_chunk(p, chunk, storage_of("uint8")) for p in (array[:rows], array[rows:])
     ]
