@@ -94,7 +94,7 @@ def _open_all(path: Location, references: list[str]) -> Sequence[ZarrArray]:
             f"{path} is only a part of a checkpoint of Orbax. Restore {path.parent}."
         )
     directory = path.parent / f"{path.name}{_ARRAYS}"
-    if str(path).startswith("gs://") and not (directory / _COMMITTED).is_file():
+    if path.store.can.orbax_marker and not (directory / _COMMITTED).is_file():
         raise CorruptCheckpointError(
             f"the arrays at {directory} were not written to the end. Restore another step."
         )

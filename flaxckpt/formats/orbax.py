@@ -59,10 +59,10 @@ def detect(path: Location) -> bool:
 
 
 def _is_finished(path: Location, children: Sequence[str]) -> bool:
-    """Whether the save came to its end: by the name, or on GCS by a file."""
+    """Whether the save was committed: its name says so, or on GCS the file that Orbax adds."""
     if any(word in name for word in _UNFINISHED for name in (path.name, path.parent.name)):
         return False
-    return not str(path).startswith("gs://") or _COMMITTED in children
+    return not path.store.can.orbax_marker or _COMMITTED in children
 
 
 def _is_ours(path: Location, children: Sequence[str]) -> bool:

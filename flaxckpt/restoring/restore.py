@@ -65,9 +65,9 @@ def restore(
 ) -> Any:
     """Restores the checkpoint at `path`, of flaxckpt or of any format that it reads.
 
-    Leaves are matched by their key paths, whatever the containers. What is called otherwise is
-    only taken for the same where nothing else can be meant: `0` and `'0'`, boxed and unboxed, the
-    state of an optimizer that has moved within its chain.
+    Leaves are matched by their key paths, whatever the containers. Leaves whose key paths differ
+    match only if nothing else could: `0` and `'0'`, boxed and unboxed values, the state of an
+    optimizer that has moved within its chain.
 
     Args:
       path: a directory, a file, or its URL; a step of a run is one too. `docs/formats.md` lists

@@ -61,8 +61,8 @@ class ArrayPlan:
       shards: the parts that this process writes.
       is_remote: whether its values have to be brought to the host.
       is_local: whether it is not spread over the processes of a job of several.
-      is_parted: whether they are taken by device. Those of another device are in any case: jax
-        keeps the host's copy as long as the array it was asked for, which is then not the user's.
+      is_parted: whether the values are fetched shard by shard. Arrays on accelerators always
+        are, because jax caches the host copy on the fetched array, and the user's would keep it.
     """
 
     stored: StoredArray
@@ -121,21 +121,21 @@ def plan_array(
 
 
 class _Replica(NamedTuple):
-    """This process's share of a region that `holders` of them have, of whom it is the `rank`-th."""
+    """The share of one process in writing a region: it is the `rank`-th of `holders` processes."""
 
     rank: int
     holders: int
 
     def of(self, chunks: tuple[tuple[str, Region], ...]) -> tuple[tuple[str, Region], ...]:
-        """The chunks that it writes: those of one next to each other, a single one the first's."""
+        """This holder's contiguous slice of `chunks`; a single chunk goes to the first holder."""
         start, stop = (-(-len(chunks) * n // self.holders) for n in (self.rank, self.rank + 1))
         return chunks[start:stop]
 
 
 def _held(array: AnyArray, process: int | None) -> Iterator[tuple[int, Region, _Replica]]:
-    """Which of the addressable data of `array` are taken: each region once, from its first device.
+    """Yields each region once: shard index, region, and this process's share of the region.
 
-    Together with the share of it that is this process's to write.
+    The index is that of the first addressable shard that has the region.
     """
     if isinstance(array, np.ndarray) or len(array.sharding.device_set) == 1:
         yield 0, whole(array.shape), _Replica(0, 1)

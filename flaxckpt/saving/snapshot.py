@@ -83,10 +83,11 @@ def stream(
     """All of `trees`, in shards or chunks that come to the host as they are taken.
 
     Args:
-      *trees: must not change until the last shard is taken.
-      limit: how many bytes may be on their way to the host ahead of what is taken; `None` for any.
-      copy: whether a shard must stay right, and hold no more memory than it has bytes, when the
-        tree changes after the last was taken.
+      *trees: planned trees; they must not change until the last shard is taken.
+      limit: how many bytes may be in transfer to the host ahead of the shard that is taken; `None`
+        for no limit.
+      copy: whether shards are independent copies, because the tree may change after the last one
+        is taken.
       first: the number of the first tree in the save.
     """
     for number, tree in enumerate(trees, first):

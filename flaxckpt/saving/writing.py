@@ -118,7 +118,10 @@ def digest(plan: SavePlan) -> int:
 def own_values(
     shards: Iterable[HostShard], local: dict[str, str], *, is_process_0: bool
 ) -> Iterator[tuple[str, bytes]]:
-    """The keys and values that this process writes; puts into `local` what the rest is like."""
+    """The keys and values that this process writes.
+
+    Records in `local` the value or checksum of each process-local array.
+    """
     checksums: dict[str, int] = {}
     for shard in shards:
         if shard.array.is_local:
@@ -306,7 +309,10 @@ class PreparedSave:
 
     @functools.cached_property
     def trees(self) -> tuple[WrittenTree, ...]:
-        """The trees of the items, then the state: parts of it may come as long as it is written."""
+        """The trees of the items, then the state.
+
+        The state is last, because its parts may still arrive while it is written.
+        """
         return (*(item.tree for item in self.items if item.tree is not None), self.state)
 
     @property
@@ -403,8 +409,8 @@ def _write_process(save: PreparedSave, shards: Iterable[HostShard], collective: 
         collective.raise_failure_of_process_0()  # process 0 may have cleaned up, and knows why
         raise
     finally:
-        # Process 0 has cleaned up, and this process may have written since. What is written in
-        # place may have been committed before something failed, and is left alone.
+        # This process may have written files after process 0 cleaned up. If `directory` is `final`,
+        # it may already be committed, so leave it.
         if directory != save.final and collective.has_failed():
             directory.store.discard(directory)
 
@@ -425,7 +431,7 @@ def _write_shards(
 
 def _write_item_files(save: PreparedSave, directory: Location) -> dict[str, dict[str, SavedFile]]:
     """Writes the files of each item that every process has for itself."""
-    # Without locks, what a dead process of several still writes must be known for what it is.
+    # Without locks, a process presumed dead may still write, so its file names carry the attempt.
     is_unique = not directory.store.can.locks
     written = {}
     for item in save.items:

@@ -191,9 +191,9 @@ def unchanged(path: Location, described: CheckpointMetadata) -> Iterator[None]:
 
 @contextlib.contextmanager
 def explained(path: Location, described: CheckpointMetadata) -> Iterator[None]:
-    """As `unchanged`, for a block that itself refuses what is of two checkpoints.
+    """As `unchanged`, for a block that itself refuses data of two checkpoints.
 
-    What goes wrong in it because the checkpoint is gone is said to be that, and no damage.
+    If the checkpoint is gone, raises `CheckpointNotFoundError` instead of reporting damage.
     """
     try:
         yield

@@ -113,7 +113,8 @@ def read_arrays(
     Args:
       reads: what is wanted.
       ahead: how many bytes are read ahead of what the caller has taken.
-      held: takes the errors, if they are not to be raised; what could not be read is anything.
+      held: collects the errors instead of raising them; values that could not be read are
+        unspecified.
 
     Raises:
       CorruptCheckpointError: when something is missing or damaged; the leaf is named.
@@ -179,6 +180,7 @@ class _ReadGroup(NamedTuple):
         else:
             chunks = (chunk for one in self.plans for chunk in one.chunks)
             read = functools.partial(read_span, self.database.item)
+            # `database.index` reads the B-tree on first use.
             futures = [pool.submit(read, span) for span in spans(chunks, self.database.index)]
         return _Started(self, futures)
 

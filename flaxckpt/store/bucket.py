@@ -117,14 +117,18 @@ class BucketStore:
     spec: Mapping[str, Any]
     shared: ts.Context
 
-    can = Capabilities(
-        atomic_rename=False,
-        locks=False,
-        sizes=False,
-        directories=False,
-        rewrites=False,
-        latency=True,
-    )
+    @property
+    def can(self) -> Capabilities:
+        """See `Store`, as for all that is not explained here."""
+        return Capabilities(
+            atomic_rename=False,
+            locks=False,
+            sizes=False,
+            directories=False,
+            rewrites=False,
+            latency=True,
+            orbax_marker=self.url.startswith("gs://"),
+        )
 
     def objects(self, prefix: str = "") -> ts.KvStore:
         """All objects whose names begin with `prefix`."""
@@ -133,7 +137,7 @@ class BucketStore:
         return self.result(ts.KvStore.open({**self.spec, "path": prefix}, context=self.shared))
 
     def kvstore(self, at: Location, context: ts.Context | None = None) -> ts.KvStore:
-        """See `Store`, as for all that is not explained here."""
+        """See `Store`."""
         del context
         return self.objects(f"{at.key}/" if at.key else "")
 

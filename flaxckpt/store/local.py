@@ -60,6 +60,7 @@ class LocalStore:
             directories=True,
             rewrites=True,
             latency=False,
+            orbax_marker=False,
         )
 
     def reached(self) -> AbstractContextManager[None]:

@@ -1,7 +1,7 @@
-"""What a store of checkpoints can do, and a place in one.
+"""The protocol of a store of checkpoints, and a location in a store.
 
-A `Store` is a directory tree or a bucket; all that differs between the two is behind it. To add one
-(Azure, say), implement `Store` in a file of its own and name its URLs in `locate.py`.
+A `Store` is a directory tree or a bucket, and hides all differences between the two. To add a store
+(Azure, say), implement `Store` in a new file and add its URLs to `locate.py`.
 """
 
 from __future__ import annotations
@@ -21,18 +21,20 @@ if TYPE_CHECKING:
 
 @dataclasses.dataclass(frozen=True)
 class Capabilities:
-    """What a store has, for those who would do something else without it.
+    """The properties of a store that its callers depend on.
 
     Attributes:
-      atomic_rename: a checkpoint is written elsewhere and gets its name at once, so that one can be
-        replaced. Otherwise it is written in place, and a marker makes it visible.
-      locks: whether a writer that is gone can be told from one that lives. Otherwise what is not
-        committed is taken over by the next writer, and each attempt gives names of its own.
-      sizes: whether the sizes of files are known without reading them.
-      directories: whether there are directories, even empty ones.
+      atomic_rename: whether a checkpoint is written under a temporary name and then renamed, so
+        that it can replace another. Otherwise the checkpoint is written in place, and a marker
+        makes it visible.
+      locks: whether a lock tells a live writer from a dead one. Otherwise the next writer takes
+        over every uncommitted checkpoint, and file names carry the attempt.
+      sizes: whether the store knows the size of a file without reading the file.
+      directories: whether directories exist by themselves, even empty ones.
       rewrites: whether a file may be written again at once.
-      latency: whether an answer takes so long that many requests are made at a time, and bytes that
-        lie between two ranges are rather read than asked around.
+      latency: whether answers are slow, so readers send many requests at once and read across
+        small gaps.
+      orbax_marker: whether flax and Orbax mark a committed save with a file, as they do on GCS.
     """
 
     atomic_rename: bool
@@ -41,16 +43,17 @@ class Capabilities:
     directories: bool
     rewrites: bool
     latency: bool
+    orbax_marker: bool
 
 
 class FileStatus(NamedTuple):
-    """What is known of a file without reading it.
+    """What a store knows about a path without reading it.
 
     Attributes:
-      is_file: whether it is one, or
-      is_directory: a directory, and nothing special.
-      size: in bytes, and
-      seconds: when it was last changed, since 1970; both `None` in a store that does not say.
+      is_file: whether the path is a regular file.
+      is_directory: whether the path is a directory.
+      size: size of the file in bytes; `None` if the store does not know it.
+      seconds: time of the last change, in seconds since 1970; `None` if the store does not know it.
     """
 
     is_file: bool
@@ -60,11 +63,11 @@ class FileStatus(NamedTuple):
 
 
 class Stray(NamedTuple):
-    """Something in the directory of a run that is no committed step.
+    """A file or directory in a run directory that is not a committed step.
 
     Attributes:
-      name: what it is called.
-      unfinished: what is known of a checkpoint that is not committed; empty for what is foreign.
+      name: name of the file or directory.
+      unfinished: description of an uncommitted checkpoint; empty for files of other programs.
     """
 
     name: str
@@ -72,14 +75,14 @@ class Stray(NamedTuple):
 
 
 class NewFiles(Protocol):
-    """Files that are being written, and are there when all of them are."""
+    """A group of new files that are being written."""
 
     def file(self, name: str, size: int) -> AbstractContextManager[WriteAt]:
-        """A file of `size` bytes, all of which are written in the block."""
+        """A file of `size` bytes; the block must write all of them."""
 
 
 def already_there(path: object) -> StepExistsError:
-    """The error for a file that is there."""
+    """The error for a file that exists already."""
     return StepExistsError(f"there is {path} already. Pass overwrite=True to replace it.")
 
 
@@ -91,81 +94,81 @@ class WriteAt(Protocol):
 
 
 class Store(Protocol):
-    """Where checkpoints lie."""
+    """A place that holds checkpoints."""
 
     @property
     def url(self) -> str:
-        """What comes before the names in it: `s3://bucket`, or nothing for the file system."""
+        """The prefix of all paths in the store: `s3://bucket`, or empty for the file system."""
 
     @property
     def can(self) -> Capabilities:
-        """What it has."""
+        """The capabilities of the store."""
 
     @property
     def timeout_secs(self) -> float | None:
-        """How long the answer to a request is waited for; a file system always answers."""
+        """How long one request may take, with its retries; `None` for the file system."""
 
     def reached(self) -> AbstractContextManager[None]:
-        """Explains what goes wrong in a block because the store cannot be used.
+        """Turns errors of the connection in a block into errors that name the store.
 
         Raises:
-          StoreError: in that case.
+          StoreError: if the store does not answer, or refuses a request.
         """
 
     def kvstore(self, at: Location, context: ts.Context | None = None) -> ts.KvStore:
-        """All files below `at`, to TensorStore; for copies between stores, in one `context`."""
+        """All files below `at` for TensorStore; copies between stores need one shared `context`."""
 
     def context(self, parent: ts.Context | None) -> ts.Context | None:
-        """What databases in it are opened with, where the caller would share `parent`."""
+        """The context to open databases with, for a caller that would share `parent`."""
 
     # Files
 
     def stat(self, at: Location) -> FileStatus | None:
-        """What is known of a file; `None` when there is none. Buckets have no directories."""
+        """The status of `at`; `None` if nothing exists there. Buckets have no directories."""
 
     def read(self, at: Location, start: int, stop: int | None) -> bytes:
-        """The bytes of a file from `start` to `stop`; fewer when it ends before.
+        """The bytes of a file from `start` to `stop`; fewer if the file ends before `stop`.
 
         Raises:
-          FileNotFoundError: when there is none.
+          FileNotFoundError: if the file does not exist.
         """
 
     def read_own(self, at: Location, limit: int) -> bytes:
-        """The bytes of a file that flaxckpt wrote: it is no link, and has at most `limit`.
+        """The contents of a file that flaxckpt wrote, which has at most `limit` bytes.
 
         Raises:
-          FileNotFoundError: when there is none.
-          OSError: when it is something else, larger, or cannot be read.
+          FileNotFoundError: if the file does not exist.
+          OSError: if it is a link or a directory, is larger, or cannot be read.
         """
 
     def fill(self, at: Location, offset: int, buffers: Sequence[memoryview]) -> int:
         """Fills `buffers` from `offset` of a file; returns how many bytes the file lacks."""
 
     def create(self, at: Location, data: bytes) -> bool:
-        """Writes a file, unless there is one; returns whether it has `data` now."""
+        """Writes a file if it does not exist; returns whether the file now contains `data`."""
 
     def create_from(self, at: Location, blocks: Iterable[bytes]) -> None:
-        """Writes a new file of `blocks`, one after the other.
+        """Writes a new file from consecutive `blocks`.
 
         Raises:
-          FileExistsError: when there is one.
+          FileExistsError: if the file exists.
         """
 
     def blocks(self, at: Location) -> Iterator[bytes]:
-        """The bytes of a file that flaxckpt wrote, of any size.
+        """The contents of a file that flaxckpt wrote, of any size, in blocks.
 
         Raises:
-          FileNotFoundError: when there is none.
+          FileNotFoundError: if the file does not exist.
         """
 
     def set_flag(self, at: Location, *, present: bool) -> None:
-        """Makes an empty file be there, or not, and stay so."""
+        """Durably creates an empty file, or deletes it."""
 
     def make_directory(self, at: Location) -> None:
-        """Makes a directory and its parents; buckets need none."""
+        """Creates a directory and its parents; does nothing in a bucket."""
 
     def sync(self, at: Location) -> None:
-        """Waits until the disk has the names of all that is below `at`."""
+        """Waits until the names of all files below `at` are durable."""
 
     def names(self, at: Location) -> list[str]:
         """The names of all files below `at`, relative to it, sorted."""
@@ -179,16 +182,16 @@ class Store(Protocol):
     def new_files(
         self, final: Location, names: Sequence[str], old: Sequence[str], index: str
     ) -> AbstractContextManager[NewFiles]:
-        """Files in the place of `old`; all are there when the block ends, or none.
+        """Replaces the files `old` by new files; if the block raises, no new file stays.
 
         Args:
-          final: what was asked for; the files lie beside it.
-          names: in the order in which they shall appear.
-          old: what is there.
-          index: of these, what names the others; it goes before they do.
+          final: path that the caller asked for; the files are written next to it.
+          names: names of the new files, in the order in which they appear.
+          old: names of the existing files to replace.
+          index: the file in `old` that lists the others; it is deleted first.
 
         Raises:
-          StepExistsError: when there is a file that is not in `old`.
+          StepExistsError: if one of `names` exists and is not in `old`.
         """
 
     # Checkpoints
@@ -197,43 +200,48 @@ class Store(Protocol):
         """Makes sure that checkpoints can be written into `parent`.
 
         Raises:
-          DirectoryError: when they cannot.
+          DirectoryError: if they cannot.
         """
 
     def commit(
         self, final: Location, attempt: str, *, overwrite: bool
     ) -> AbstractContextManager[Location]:
-        """Where to write a checkpoint; it is `final` when the block ends without an error.
+        """The directory to write a checkpoint into; commits it at the end of the block.
+
+        If the block raises, nothing is committed.
 
         Args:
-          final: where the checkpoint shall be; its parent is prepared.
-          attempt: the id of this attempt.
-          overwrite: whether a checkpoint that is there may be replaced.
+          final: path of the checkpoint; its parent must be prepared.
+          attempt: id of this save.
+          overwrite: whether to replace an existing checkpoint.
 
         Raises:
-          StepExistsError: when there is one, or another writer is at it.
+          StepExistsError: if the checkpoint exists, or another writer is writing it.
         """
 
     def committed_by(self, final: Location) -> str | None:
-        """The attempt whose marker makes `final` visible; empty when its name does, else `None`."""
+        """The attempt in the marker of a committed checkpoint; `None` if it is not committed.
+
+        Empty for a checkpoint without a marker, which a rename has committed.
+        """
 
     def discard(self, directory: Location) -> None:
-        """Removes what may be left where a checkpoint was to be written that is given up."""
+        """Deletes the files of an abandoned save from `directory`, as far as possible."""
 
     def checkpoints(self, parent: Location) -> list[str]:
-        """The names of all that may be a checkpoint in `parent`."""
+        """The names in `parent` that may belong to checkpoints."""
 
     def take_over(self, parent: Location, name: str | None = None) -> Sequence[Location]:
-        """Removes what writers that are gone left unfinished in `parent`; returns what it was.
+        """Deletes the saves in `parent` that dead writers left unfinished; returns their paths.
 
-        With `name` only that of the checkpoint of this name.
+        With `name`, deletes only the unfinished saves of that checkpoint.
         """
 
     def remove(self, final: Location) -> None:
-        """Deletes a checkpoint, its name first; that somebody else has is no error."""
+        """Deletes a checkpoint, its name first; not an error if another process has deleted it."""
 
     def set_aside(self, final: Location) -> None:
-        """Makes a committed checkpoint invisible to every reader, and keeps its files."""
+        """Hides a committed checkpoint from every reader, and keeps its files."""
 
     def remove_aside(self, parent: Location, name: str | None = None) -> None:
         """Deletes the checkpoints in `parent` that were set aside; with `name`, only that one.
@@ -242,23 +250,23 @@ class Store(Protocol):
         """
 
     def strays(self, parent: Location, steps: Container[str]) -> Iterator[Stray]:
-        """All that is in `parent` beside `steps`, the names of the committed steps."""
+        """All entries of `parent` except `steps`, the names of the committed steps."""
 
 
 @dataclasses.dataclass(frozen=True)
 class Location(os.PathLike[str]):
-    """A place in a store: a file, or a directory with all that is below it.
+    """A path in a store: a file, or a directory with everything below it.
 
     Attributes:
-      store: where it is.
-      key: the path there, without a slash at the beginning.
+      store: store of the path.
+      key: path within the store, without a leading slash.
     """
 
     store: Store
     key: str
 
     def __truediv__(self, name: str) -> Location:
-        """What is called `name` below this."""
+        """The path `name` below this one."""
         return Location(self.store, f"{self.key}/{name}" if self.key else name)
 
     def __str__(self) -> str:
@@ -266,33 +274,33 @@ class Location(os.PathLike[str]):
         return f"{self.store.url}/{self.key}"
 
     def __fspath__(self) -> str:
-        """The same, for functions that take any path."""
+        """The path or URL, for functions that accept any path."""
         return str(self)
 
     @property
     def name(self) -> str:
-        """The last part."""
+        """The last component of the path."""
         return self.key.rpartition("/")[2]
 
     @property
     def parent(self) -> Location:
-        """All but the last part."""
+        """The path without its last component."""
         return Location(self.store, self.key.rpartition("/")[0])
 
     def exists(self) -> bool:
-        """Whether there is a file, or a directory where the store has such."""
+        """Whether a file exists at the path, or a directory if the store has directories."""
         return self.store.stat(self) is not None
 
     def is_file(self) -> bool:
-        """Whether there is a file."""
+        """Whether a file exists at the path."""
         found = self.store.stat(self)
         return found is not None and found.is_file
 
     def read(self, start: int = 0, stop: int | None = None) -> bytes:
-        """The bytes of the file from `start` to `stop`; fewer when it ends before.
+        """The bytes of the file from `start` to `stop`; fewer if the file ends before `stop`.
 
         Raises:
-          FileNotFoundError: when there is none.
+          FileNotFoundError: if the file does not exist.
         """
         return self.store.read(self, start, stop)
 
@@ -300,11 +308,11 @@ class Location(os.PathLike[str]):
         """Writes a new file.
 
         Raises:
-          FileExistsError: when there is one.
+          FileExistsError: if the file exists.
         """
         if not self.store.create(self, data):
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), str(self))
 
     def children(self) -> list[str]:
-        """The names of the files and directories in it, sorted."""
+        """The names of the files and directories in this directory, sorted."""
         return self.store.children(self)
