@@ -213,6 +213,21 @@ def test_the_directory_itself_may_be_the_array(apart):
     assert_same(restored(apart.with_name("g")), {"z": np.zeros(8, ml_dtypes.bfloat16)})
 
 
+@pytest.mark.parametrize("scheme", stores.BUCKETS)
+def test_arrays_in_a_directory_of_a_bucket(apart, scheme):
+    arrays = apart.with_name(f"{apart.name}_gda")
+    with stores.opened(scheme, None) as store:
+        for file in (apart, *(path for path in arrays.rglob("*") if path.is_file())):
+            store.write("run", str(file.relative_to(apart.parent)), file.read_bytes())
+        url, options = store.url(f"run/{apart.name}"), store.options(retries=0)
+        if scheme == "gcs":  # where nothing is renamed, this is what finishes a save
+            with pytest.raises(errors.CorruptCheckpointError, match="not written to the end"):
+                flaxckpt.restore(url, options=options)
+            store.write(f"run/{arrays.name}", "commit_success.txt", b"")
+        found = flaxckpt.restore(url, as_numpy=True, options=options)
+        assert_same(found, restored(apart))
+
+
 @pytest.mark.parametrize("gone", ["z", "z/3", "z/.zarray", ""])
 def test_what_is_missing_of_the_directory(apart, gone):
     path = apart.with_name(f"{apart.name}_gda") / gone
