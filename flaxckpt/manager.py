@@ -132,6 +132,9 @@ class CheckpointManager:
         self._writer = Writer(self._run, keep, options, self._accounts, tell, async_=async_)
         self._last_step: int | None = None
         self._restored_step: int | None = None
+        # The newest step when an earlier one was restored by its number: all steps up to here come
+        # after the restored one, on a branch that the loop has left.
+        self._left_branch: int | None = None
         # How often the loop was sent to another step, and to which one last; for hooks.
         self._resumed = (0, -1)
         self._before_save: int | None = None
@@ -171,6 +174,8 @@ class CheckpointManager:
         Raises:
           BackgroundSaveError: if the save before this one failed.
           InvalidStepError: if the step is not an integer of at least zero.
+          ManagerError: if `restore(step=...)` went back to an earlier step, and later ones are
+            still in the run; see `rollback`.
         """
         request = SaveRequest(state, metrics, metadata, items)
         return self._visit(self._pacer, check_step(step), self._clock(), lambda: request)
@@ -242,6 +247,7 @@ class CheckpointManager:
         """Saves a step that is due, unless it exists or the manager is to skip it."""
         if step == self._last_step:
             return False  # just restored, or saved, or being saved
+        self._check_branch(step)
         broadcast = self._group.broadcast
         may_skip = self._skip_if_busy and not self.preempted
         if may_skip and broadcast("skipping a save", self._is_busy):
@@ -254,12 +260,7 @@ class CheckpointManager:
         title = f"looking for step {step}"
         exists = broadcast(title, lambda: self._run.described(step) is not None)
         if exists and not damaged:
-            advice = ""
-            if self._restored_step is not None and self._restored_step < step:
-                from_ = self._restored_step
-                advice = f". To go on from step {from_} without it, call rollback({from_}) first"
-            where = self.directory
-            logger.warning("step %d of %s exists and is not saved again%s", step, where, advice)
+            logger.warning("step %d of %s exists and is not saved again", step, self.directory)
             return False
         if damaged and not self._run.directory.store.can.atomic_rename:
             # It is of no use.
@@ -366,7 +367,34 @@ class CheckpointManager:
           CorruptCheckpointError: when bytes are missing or do not match their checksum.
         """
         arguments = restore_arguments(**how)
-        return self._restore(RestoreRequest(target, arguments, step, on_corrupt, items))
+        tree = self._restore(RestoreRequest(target, arguments, step, on_corrupt, items))
+        if step is not None and not self._read_only:
+            newest = self._group.broadcast("looking for later steps", self._run.latest)
+            self._left_branch = newest if newest is not None and newest > step else None
+        return tree
+
+    def _check_branch(self, step: int) -> None:
+        """Refuses to save between the steps of a branch that the loop has left.
+
+        Raises:
+          ManagerError: if an earlier step was restored by its number, and there are later ones.
+        """
+        restored = self._restored_step
+        if (
+            self._left_branch is None
+            or restored is None
+            or not restored < step <= self._left_branch
+        ):
+            return
+        newest = self._group.broadcast("looking for later steps", self._run.latest)
+        if newest is None or newest <= restored:
+            self._left_branch = None  # they were deleted
+            return
+        raise ManagerError(
+            f"step {step} cannot be saved: step {restored} of {self.directory} was restored, but "
+            f"the run has later steps, up to {newest}, and a restart would resume from those. Call "
+            f"rollback({restored}) to set them aside, or save to another directory."
+        )
 
     def _restore(self, request: RestoreRequest) -> Any:
         """As `restore`."""
@@ -626,6 +654,7 @@ class CheckpointManager:
             self._run.forget(gone)
             self._damaged.discard(gone)
         self._writer.may_have_aside = True
+        self._left_branch = None
         self._goes_on_from(step)
         logger.info(
             "rolled %s back to step %d: %d steps set aside", self.directory, step, len(later)

@@ -88,17 +88,17 @@ class Leaf:
     @property
     def spec(self) -> LeafSpec:
         """Its type."""
-        return self._known()._spec
+        return self._spec if self._make is None else self._known()._spec
 
     @property
     def array(self) -> LazyArray | None:
         """Its array, if it has one."""
-        return self._known()._array
+        return self._array if self._make is None else self._known()._array
 
     @property
     def value(self) -> Any:
         """Otherwise its value, as it is stored."""
-        return self._known()._value
+        return self._value if self._make is None else self._known()._value
 
     @property
     def shape(self) -> Shape:
@@ -113,7 +113,8 @@ class Leaf:
     @property
     def nbytes(self) -> int:
         """The size of its array, in bytes."""
-        return 0 if self.array is None else nbytes_of(self.array)
+        array = self.array
+        return 0 if array is None else nbytes_of(array)
 
     @property
     def sharding(self) -> NamedSharding | None:

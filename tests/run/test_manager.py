@@ -389,7 +389,9 @@ def test_what_flaxckpt_did_not_write_is_never_touched(run):
     with flaxckpt.CheckpointManager(run, keep=flaxckpt.Keep(last=1)) as ckpt:
         for step in (8, 9):
             ckpt.save(step, STATE)
-        with pytest.raises(errors.DirectoryError, match="7 exists and is no checkpoint"):
+        with pytest.raises(
+            errors.DirectoryError, match="7 exists but is not a flaxckpt checkpoint"
+        ):
             ckpt.save(7, STATE, overwrite=True)
         ckpt.wait()
         assert ckpt.steps() == [9]

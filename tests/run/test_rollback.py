@@ -118,12 +118,27 @@ def test_a_later_step_that_is_damaged_goes_too(tmp_path):
         assert ckpt.steps() == [0, 1]
 
 
-def test_without_it_the_log_says_how(tmp_path, caplog):
-    train(tmp_path, "old", range(4))
-    with CheckpointManager(tmp_path) as ckpt:
+def test_without_it_training_on_from_an_earlier_step_is_refused(tmp_path):
+    train(tmp_path, "old", (0, 1, 2, 5))
+    with CheckpointManager(tmp_path, options=RENAMED) as ckpt:
         ckpt.restore(step=1)
-        assert not ckpt(2, state("new", 2))
-    assert "To go on from step 1 without it, call rollback(1) first" in caplog.text
+        for step in (2, 3, 5):  # there, between those that are there, the last
+            with pytest.raises(errors.ManagerError, match=r"up to 5.*Call rollback\(1\)"):
+                ckpt(step, state("new", step))
+        assert (ckpt.steps(), ckpt.restore(step=2)["branch"]) == ([0, 1, 2, 5], "old")
+        ckpt.restore(step=1)
+        ckpt.rollback(1)
+        assert ckpt(2, state("new", 2))
+        assert ckpt.steps() in ([0, 1], [0, 1, 2])
+    with CheckpointManager(tmp_path, options=RENAMED) as ckpt:
+        assert ckpt.restore()["branch"] == "new"
+
+
+def test_a_look_at_an_earlier_step_does_not_stop_a_loop_that_is_ahead(tmp_path):
+    train(tmp_path, "old", range(3))
+    with CheckpointManager(tmp_path, options=RENAMED) as ckpt:
+        ckpt.restore(step=0)
+        assert ckpt(3, state("old", 3))
 
 
 def test_retention_and_followers_go_on(tmp_path):
