@@ -1,9 +1,8 @@
 """A run that starts from the weights of an Orbax checkpoint, with a bigger head.
 
 The checkpoint holds a classifier of the digits 0 to 4; the model of this run learns all ten. The
-old parameters are kept, the head gets five more columns, and optimizer and step are initialised.
-When repeated, the run resumes from its own newest step:
-`python examples/warm_start_bigger_head.py --workdir /tmp/warm`.
+old parameters are kept, the head gets five more columns, and optimizer and step are initialised. A
+second start resumes: `python examples/warm_start_bigger_head.py --workdir /tmp/warm`.
 """
 
 import argparse

@@ -187,7 +187,7 @@ def short_title(name: str) -> str:
     """A key path for an axis: its end, where it is long.
 
     Example:
-      >>> short("params/encoder/layers/attention/query")
+      >>> short_title("params/encoder/layers/attention/query")
       '…layers/attention/query'
     """
     while len(name) > _LONGEST and "/" in name.lstrip("…"):

@@ -86,5 +86,5 @@ def test_wrong_arguments_of_export(made, shell, tmp_path):
     assert "OLD=NEW" in shell.error("export", sample, out, "--rename", "nope")
     assert "dtype" in shell.error("export", sample, out, "--dtype", "nope")
     assert "ends in .safetensors" in shell.error("export", sample, tmp_path / "x")
-    assert "is no size" in shell.error("export", sample, out, "--max-shard-bytes", "many")
+    assert "is not a size" in shell.error("export", sample, out, "--max-shard-bytes", "many")
     assert "rng" in shell.error("export", made / "1", out)

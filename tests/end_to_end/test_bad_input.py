@@ -51,7 +51,7 @@ def test_a_path_that_is_a_file(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(errors.CheckpointNotFoundError, match="it is a file"):
         flaxckpt.restore(tmp_path / "file")
-    with pytest.raises(errors.DirectoryError, match="is no checkpoint of flaxckpt"):
+    with pytest.raises(errors.DirectoryError, match="is not a flaxckpt checkpoint"):
         flaxckpt.save(tmp_path / "file", TREE, overwrite=True)
     for directory in (tmp_path / "file", tmp_path / "file" / "run"):
         with pytest.raises(errors.DirectoryError, match="cannot create the directory"):
